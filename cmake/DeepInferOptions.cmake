@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+# Build options; all begin with DEEPINFER_.
+option(DEEPINFER_TESTS "build the tests" ON)
+option(DEEPINFER_BENCH "build the benchmarks" OFF)
+option(DEEPINFER_FUZZ "build the fuzzers (Clang)" OFF)
+option(DEEPINFER_PYTHON "build the Python module" OFF)
+option(DEEPINFER_EXAMPLES "build the C++ examples" OFF)
+option(DEEPINFER_WERROR "treat warnings in our code as errors" OFF)
+set(DEEPINFER_SANITIZE "" CACHE STRING "address, thread, undefined or a comma list")
+
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
+endif()
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+
+find_program(DEEPINFER_CCACHE ccache)
+if(DEEPINFER_CCACHE)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${DEEPINFER_CCACHE})
+endif()
+
+# Results must not depend on how the compiler regroups floating point: no contraction of a*b+c into an FMA that the source
+# does not ask for (std::fma and intrinsics still give one), no fast-math anywhere.
+add_compile_options(-Wall -Wextra -Wshadow -ffp-contract=off -fno-fast-math)
+if(DEEPINFER_WERROR)
+  add_compile_options(-Werror)
+endif()
+if(DEEPINFER_SANITIZE)
+  string(REPLACE "," ";" _sanitizers "${DEEPINFER_SANITIZE}")
+  foreach(_s IN LISTS _sanitizers)
+    add_compile_options(-fsanitize=${_s})
+    add_link_options(-fsanitize=${_s})
+  endforeach()
+  add_compile_options(-fno-omit-frame-pointer -g1)
+  if("undefined" IN_LIST _sanitizers)
+    add_compile_options(-fno-sanitize-recover=undefined)
+  endif()
+endif()

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/escape.h"
+
+#include <fmt/format.h>
+
+#include "core/utf8.h"
+
+namespace deepinfer {
+
+namespace {
+
+bool IsControl(uint32_t code_point) { return code_point < 0x20 || (code_point >= 0x7f && code_point < 0xa0); }
+
+void AppendEscaped(std::string_view bytes, std::string& out) {
+  for (const char b : bytes) fmt::format_to(std::back_inserter(out), "\\x{:02x}", static_cast<uint8_t>(b));
+}
+
+}  // namespace
+
+std::string Escape(std::string_view text, size_t max_bytes) {
+  std::string out;
+  size_t done = 0;
+  while (done < text.size()) {
+    if (done >= max_bytes) return out + "...";
+    const Utf8Char c = DecodeUtf8(text.substr(done));
+    const std::string_view bytes = text.substr(done, c.num_bytes);
+    if (c.is_valid && !IsControl(c.code_point)) {
+      out.append(bytes);
+    } else if (c.code_point == '\n') {
+      out.append("\\n");
+    } else if (c.code_point == '\r') {
+      out.append("\\r");
+    } else if (c.code_point == '\t') {
+      out.append("\\t");
+    } else {
+      AppendEscaped(bytes, out);
+    }
+    done += c.num_bytes;
+  }
+  return out;
+}
+
+std::string EscapeForTerminal(std::string_view text) {
+  std::string out;
+  while (!text.empty()) {
+    const Utf8Char c = DecodeUtf8(text);
+    const std::string_view bytes = text.substr(0, c.num_bytes);
+    if (c.is_valid && (!IsControl(c.code_point) || c.code_point == '\n' || c.code_point == '\t')) {
+      out.append(bytes);
+    } else {
+      AppendEscaped(bytes, out);
+    }
+    text.remove_prefix(c.num_bytes);
+  }
+  return out;
+}
+
+}  // namespace deepinfer

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The text model on one device: weights, and a forward pass over a batch of sequence chunks against paged caches.
+// A Sequence owns the cache state of one token sequence (block table, window rings, compressor partial groups, n-gram
+// history). Prefill in any chunking and decode one by one give the same numbers as one pass over the whole sequence.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/status.h"
+#include "core/threads.h"
+#include "model/checkpoint.h"
+#include "model/config.h"
+#include "model/numerics.h"
+
+namespace deepinfer::device {
+class Device;
+}
+
+namespace deepinfer::model {
+
+struct LoadOptions {
+  Numerics numerics = Numerics::kRelease;
+  bool with_draft = true;
+  int64_t max_model_len = 0;         // 0 = the configuration's max_position_embeddings
+  // Tokens the paged cache can hold over all sequences; 0 = grows on demand up to max_model_len per sequence.
+  int64_t cache_tokens = 0;
+  bool use_fp4_sparse_kv = true;     // false: MXFP8 compressed KV
+  std::vector<int32_t> compressed_vocab;  // Engram token map, from text::Tokenizer::BuildCompressedVocab().map
+  // (bytes done, bytes total); called from the loading thread.
+  std::function<void(int64_t, int64_t)> progress;
+};
+
+// Receives named float tensors during a forward pass (names of golden/model). Null when not tracing. `inject` may replace
+// a value before it is used: returns true when it wrote `data`.
+struct TraceSink {
+  std::function<void(const std::string& name, std::span<const int64_t> shape, const float* data)> on_float;
+  std::function<void(const std::string& name, std::span<const int64_t> shape, const int32_t* data)> on_int;
+  std::function<bool(const std::string& name, std::span<const int64_t> shape, float* data)> inject;
+};
+
+class Sequence;  // model/sequence.h
+
+// One sequence's share of a step: `ids` are appended at the sequence's current length.
+struct SequenceChunk {
+  Sequence* sequence = nullptr;
+  std::span<const int32_t> ids;
+  bool all_logits = false;  // logits of every row, else of the last row only
+  bool no_logits = false;   // none (a chunk in the middle of a prompt)
+  // Image rows (optional): is_image[i] != 0 replaces the embedding of row i by image_embeds + i * hidden_size.
+  std::span<const uint8_t> is_image;
+  const float* image_embeds = nullptr;
+};
+
+struct DraftResult {
+  std::vector<int32_t> tokens;             // the given token, then the drafts
+  std::vector<float> confidence_logits;    // one per draft
+  std::vector<float> base_logits;          // [block, V], before the Markov bias; filled on request
+  std::vector<float> logits;               // [block, V], with the bias of the tokens drafted; filled on request
+};
+
+class Model {
+ public:
+  static Result<std::unique_ptr<Model>> Load(std::shared_ptr<const Checkpoint> checkpoint, const ModelConfig& config,
+                                             std::shared_ptr<device::Device> device, LoadOptions options);
+  ~Model();
+
+  const ModelConfig& config() const;
+  Numerics numerics() const;
+  int64_t max_model_len() const;
+
+  Result<std::unique_ptr<Sequence>> NewSequence();
+
+  // Runs the chunks of several sequences in one step. logits: rows of all chunks in order, [rows, V] float32; the span is
+  // valid until the next call. Errors: kResourceExhausted (cache full, context exceeded).
+  Result<std::span<const float>> Forward(std::span<const SequenceChunk> chunks, TraceSink* trace = nullptr);
+
+  // Drafts greedily after `next_token` (at position = sequence length), from the taps of the tokens processed so far.
+  // `taps` (optional, [length, targets * H]) replaces the sequence's own context: used to compare with golden data.
+  Result<DraftResult> Draft(Sequence& sequence, int32_t next_token, bool want_logits = false);
+  Result<DraftResult> DraftFromTaps(std::span<const float> taps, int64_t num_positions, int32_t next_token, bool want_logits,
+                                    TraceSink* trace = nullptr);
+
+ private:
+  Model();
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace deepinfer::model
