@@ -17,6 +17,8 @@ set(CMAKE_CXX_EXTENSIONS OFF)
 set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 
+set(CMAKE_INSTALL_RPATH "\$ORIGIN/../lib/deepinfer")
+
 find_program(DEEPINFER_CCACHE ccache)
 if(DEEPINFER_CCACHE)
   set(CMAKE_CXX_COMPILER_LAUNCHER ${DEEPINFER_CCACHE})
@@ -38,4 +40,9 @@ if(DEEPINFER_SANITIZE)
   if("undefined" IN_LIST _sanitizers)
     add_compile_options(-fno-sanitize-recover=undefined)
   endif()
+endif()
+if(DEEPINFER_FUZZ)
+  # Coverage feedback from the libraries too; each fuzz program adds libFuzzer's main.
+  add_compile_options(-fsanitize=fuzzer-no-link)
+  add_link_options(-fsanitize=fuzzer-no-link)
 endif()

@@ -1,0 +1,254 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# The one entry point for building, trying and testing DeepInfer. `./build.sh help` lists the commands.
+set -euo pipefail
+cd "$(dirname "$(readlink -f "$0")")"
+
+BUILD_TYPE=Release
+SANITIZE=
+ALL_ARCHS=0
+COMMAND=build
+ARGS=()
+
+usage() {
+  cat <<'TXT'
+usage: ./build.sh [COMMAND] [OPTIONS]
+  (no command)           build the program, the library and the benchmarks into build/
+  demo                   set up everything and let the embedded model answer a question
+  test                   set up everything, build, run every test, then each fuzzer for 10 s
+  fuzz NAME --seconds N  run one fuzzer by hand (log in bench/results/)
+  soak NAME              run one long test by hand (log in bench/results/)
+  package                stripped self-contained tarball in dist/
+  wheel                  Python wheel in dist/
+  clean                  remove build folders, .venv and dist/
+options: --debug  --sanitize=address|thread|undefined  --all-archs
+environment: DEEPINFER_ACCELERATOR=cpu|nvidia|ascend (default: cpu)  JOBS=N
+TXT
+}
+
+while [ $# -gt 0 ]; do
+  case "$1" in
+    build | demo | test | package | wheel | clean | help) COMMAND=$1 ;;
+    fuzz | soak) COMMAND=$1 ;;
+    --debug) BUILD_TYPE=Debug ;;
+    --sanitize=address | --sanitize=thread | --sanitize=undefined | --sanitize=address,undefined) SANITIZE=${1#*=} ;;
+    --all-archs) ALL_ARCHS=1 ;;
+    -h | --help) COMMAND=help ;;
+    *)
+      if [ "$COMMAND" = fuzz ] || [ "$COMMAND" = soak ]; then
+        ARGS+=("$1")
+      else
+        echo "error: unknown argument $1; see ./build.sh help" >&2
+        exit 2
+      fi
+      ;;
+  esac
+  shift
+done
+
+JOBS=${JOBS:-$(nproc)}
+say() { printf '\033[1m== %s\033[0m\n' "$*"; }
+
+# --- packages -------------------------------------------------------------------------------------------------------------
+BASE_PACKAGES=(g++ cmake ninja-build pkg-config git ca-certificates libfmt-dev libspdlog-dev libcli11-dev libtomlplusplus-dev
+  nlohmann-json3-dev libssl-dev libxxhash-dev libhwy-dev prometheus-cpp-dev)
+TEST_PACKAGES=(libgtest-dev libgmock-dev libbenchmark-dev python3 python3-dev python3-venv python3-pip clang-16
+  libclang-rt-16-dev)
+PIP_PACKAGES=(nanobind scikit-build-core pytest build)
+
+need_packages() {
+  local missing=()
+  for p in "$@"; do
+    # shellcheck disable=SC2016
+    [ "$(dpkg-query -W -f '${db:Status-Status}' "$p" 2>/dev/null)" = installed ] || missing+=("$p")
+  done
+  [ ${#missing[@]} -eq 0 ] && return 0
+  if ! command -v apt-get >/dev/null; then
+    echo "error: these packages are needed (Debian names): ${missing[*]}" >&2
+    exit 1
+  fi
+  if [ "$(id -u)" != 0 ]; then
+    echo "error: packages are missing; run this, then start again:" >&2
+    echo "  sudo apt-get update && sudo apt-get install -y --no-install-recommends ${missing[*]}" >&2
+    exit 1
+  fi
+  say "installing ${#missing[@]} packages: ${missing[*]}"
+  export DEBIAN_FRONTEND=noninteractive
+  apt-get update -qq
+  apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+}
+
+need_venv() {
+  if [ ! -x .venv/bin/python ] || ! .venv/bin/python -c 'import sys; sys.exit(sys.version_info < (3, 10))'; then
+    say "creating .venv"
+    rm -rf .venv
+    /usr/bin/python3 -m venv .venv
+  fi
+  if ! .venv/bin/python -c 'import nanobind, scikit_build_core, pytest, build' 2>/dev/null; then
+    say "installing Python packages: ${PIP_PACKAGES[*]}"
+    .venv/bin/python -m pip install -q --disable-pip-version-check "${PIP_PACKAGES[@]}"
+  fi
+}
+
+# --- accelerator ----------------------------------------------------------------------------------------------------------
+accelerator_note() {
+  case "${DEEPINFER_ACCELERATOR:-cpu}" in
+    cpu) ;;
+    nvidia | ascend)
+      echo "note: DEEPINFER_ACCELERATOR=$DEEPINFER_ACCELERATOR: this version has the CPU backend only; building that" >&2
+      ;;
+    *)
+      echo "error: DEEPINFER_ACCELERATOR must be cpu, nvidia or ascend, got \"$DEEPINFER_ACCELERATOR\"" >&2
+      exit 2
+      ;;
+  esac
+  if [ "$ALL_ARCHS" = 1 ]; then
+    echo "note: --all-archs: this version has no CUDA sources, so there is no architecture to add" >&2
+  fi
+}
+
+# --- building -------------------------------------------------------------------------------------------------------------
+build_dir() {
+  local dir=build
+  [ "$BUILD_TYPE" = Debug ] && dir=build-debug
+  case "$SANITIZE" in
+    "") ;;
+    address*) dir=build-asan ;;
+    thread) dir=build-tsan ;;
+    undefined) dir=build-ubsan ;;
+  esac
+  echo $dir
+}
+
+# configure DIR [cmake options]; ninja's own progress is the progress display.
+configure() {
+  local dir=$1
+  shift
+  cmake -S . -B "$dir" -G Ninja -DCMAKE_BUILD_TYPE="$BUILD_TYPE" -DDEEPINFER_SANITIZE="${SANITIZE/,/;}" "$@" \
+    >"$dir.configure.log" 2>&1 || {
+    tail -n 30 "$dir.configure.log" >&2
+    exit 1
+  }
+  mv "$dir.configure.log" "$dir/configure.log"
+}
+
+FUZZ_DIR=build-fuzz
+build_fuzzers() {
+  cmake -S . -B $FUZZ_DIR -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_COMPILER=clang++-16 -DDEEPINFER_TESTS=OFF \
+    -DDEEPINFER_FUZZ=ON -DDEEPINFER_SANITIZE="address;undefined" >$FUZZ_DIR.configure.log 2>&1 || {
+    tail -n 30 $FUZZ_DIR.configure.log >&2
+    exit 1
+  }
+  mv $FUZZ_DIR.configure.log $FUZZ_DIR/configure.log
+  ninja -C $FUZZ_DIR -j"$JOBS" fuzzers
+}
+
+# fuzz_one NAME SECONDS: the corpus first, then new inputs. Findings are left in the fuzz build folder.
+fuzz_one() {
+  local name=$1 seconds=$2
+  local work=$FUZZ_DIR/work/$name
+  mkdir -p "$work" "tests/fuzz/corpus/$name"
+  "$FUZZ_DIR/tests/fuzz/${name}_fuzz" -timeout=20 -rss_limit_mb=2048 -max_len=16384 -max_total_time="$seconds" \
+    -artifact_prefix="$work/" -print_final_stats=1 "$work" "tests/fuzz/corpus/$name"
+}
+
+run_test() {
+  need_packages "${BASE_PACKAGES[@]}" "${TEST_PACKAGES[@]}"
+  need_venv
+  local dir passed=0 failed=0 summary
+  dir=$(build_dir)
+  say "building ($BUILD_TYPE) into $dir"
+  configure "$dir" -DDEEPINFER_TESTS=ON -DDEEPINFER_BENCH=ON -DDEEPINFER_EXAMPLES=ON -DDEEPINFER_PYTHON=ON \
+    -DPython_EXECUTABLE="$PWD/.venv/bin/python"
+  ninja -C "$dir" -j"$JOBS"
+  say "style: include directions"
+  .venv/bin/python tools/check_includes.py
+  say "unit, golden and end-to-end tests"
+  ctest --test-dir "$dir" --output-on-failure -j"$JOBS" >"$dir/ctest.log" 2>&1 || true
+  grep -E "tests passed|Failed|\*\*\*|Not Run|Skipped" "$dir/ctest.log" || true
+  summary=$(grep -E '^[0-9]+% tests passed, [0-9]+ tests failed out of [0-9]+' "$dir/ctest.log" || true)
+  if [ -z "$summary" ]; then
+    tail -n 40 "$dir/ctest.log"
+    echo "error: the test runner did not finish" >&2
+    exit 1
+  fi
+  local total bad
+  total=$(sed -E 's/.*out of ([0-9]+).*/\1/' <<<"$summary")
+  bad=$(sed -E 's/.*passed, ([0-9]+) tests.*/\1/' <<<"$summary")
+  [ "$bad" = 0 ] || sed -n '/^[ 0-9/]*Test.*\*\*\*/,/^$/p' "$dir/ctest.log" | head -n 400
+  passed=$((passed + total - bad))
+  failed=$((failed + bad))
+  if [ -z "$SANITIZE" ]; then
+    say "fuzzers: corpus, then 10 s each"
+    build_fuzzers
+    local fuzzer name
+    for fuzzer in "$FUZZ_DIR"/tests/fuzz/*_fuzz; do
+      name=$(basename "$fuzzer" _fuzz)
+      if fuzz_one "$name" 10 >"$FUZZ_DIR/$name.log" 2>&1; then
+        passed=$((passed + 1))
+        echo "fuzz $name: ok ($(grep -E 'number_of_executed_units' "$FUZZ_DIR/$name.log" | grep -oE '[0-9]+$') inputs)"
+      else
+        failed=$((failed + 1))
+        echo "fuzz $name: FAILED"
+        tail -n 40 "$FUZZ_DIR/$name.log"
+      fi
+    done
+  fi
+  echo "$passed passed, $failed failed"
+  [ "$failed" = 0 ]
+}
+
+case "$COMMAND" in
+  help) usage ;;
+  clean)
+    rm -rf build build-* .venv dist
+    ;;
+  build)
+    accelerator_note
+    need_packages "${BASE_PACKAGES[@]}" libgtest-dev libgmock-dev libbenchmark-dev
+    dir=$(build_dir)
+    say "building ($BUILD_TYPE${SANITIZE:+, $SANITIZE}) into $dir"
+    configure "$dir" -DDEEPINFER_BENCH=ON
+    ninja -C "$dir" -j"$JOBS"
+    ;;
+  demo)
+    accelerator_note
+    need_packages "${BASE_PACKAGES[@]}"
+    say "building"
+    configure build -DDEEPINFER_TESTS="$([ -d /usr/include/gtest ] && echo ON || echo OFF)"
+    ninja -C build -j"$JOBS" deepinfer
+    say 'deepinfer generate --chat "What is the capital of France?"'
+    build/deepinfer generate --model demo --chat "What is the capital of France?" --temperature 0 --max-tokens 64
+    ;;
+  test)
+    accelerator_note
+    run_test
+    ;;
+  fuzz)
+    need_packages "${BASE_PACKAGES[@]}" "${TEST_PACKAGES[@]}"
+    name=${ARGS[0]:-}
+    seconds=60
+    [ "${ARGS[1]:-}" = --seconds ] && seconds=${ARGS[2]:?--seconds needs a number}
+    if [ -z "$name" ] || [ ! -f "tests/fuzz/${name}_fuzz.cc" ]; then
+      echo "error: fuzz needs one of: $(find tests/fuzz -name "*_fuzz.cc" -printf "%f " | sed "s/_fuzz.cc//g")" >&2
+      exit 2
+    fi
+    build_fuzzers
+    mkdir -p bench/results
+    fuzz_one "$name" "$seconds" 2>&1 | tee "bench/results/fuzz-$name.log"
+    exit "${PIPESTATUS[0]}"
+    ;;
+  soak)
+    echo "error: there is no soak test named \"${ARGS[0]:-}\" in this version" >&2
+    exit 2
+    ;;
+  wheel)
+    need_packages "${BASE_PACKAGES[@]}" python3 python3-dev python3-venv python3-pip
+    need_venv
+    .venv/bin/python -m build --wheel --outdir dist .
+    ;;
+  package)
+    need_packages "${BASE_PACKAGES[@]}"
+    tools/make_package.sh
+    ;;
+esac

@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# tools/sanitizer_subset.sh address,undefined|thread: builds the unit tests under a sanitizer and runs those that finish
+# quickly there. Address and undefined behaviour: every unit test. Thread: what shares state between threads.
+set -uo pipefail
+cd "$(dirname "$(readlink -f "$0")")/.." || exit 1
+kind=$1
+dir=build-${kind%%,*}
+case $kind in
+  thread) filter=${SANITIZER_FILTER:-'Thread|Metrics|Parallel|Generator|Pool'} ;;
+  *) filter=${SANITIZER_FILTER:-.} ;;
+esac
+echo "== $kind sanitizer"
+cmake -S . -B "$dir" -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1" \
+  -DDEEPINFER_SANITIZE="${kind/,/;}" >/dev/null || exit 1
+ninja -C "$dir" -j"${JOBS:-$(nproc)}" >"$dir/ninja.log" 2>&1 || {
+  tail -n 30 "$dir/ninja.log"
+  exit 1
+}
+export ASAN_OPTIONS=detect_leaks=1:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1
+export DEEPINFER_TEST_QUICK=1
+ctest --test-dir "$dir" -L unit -R "$filter" --output-on-failure -j"${JOBS:-$(nproc)}" --timeout 600 >"$dir/ctest.log" 2>&1
+summary=$(grep -E '^[0-9]+% tests passed, [0-9]+ tests failed out of [0-9]+' "$dir/ctest.log")
+if [ -z "$summary" ]; then
+  tail -n 40 "$dir/ctest.log"
+  exit 1
+fi
+total=$(sed -E 's/.*out of ([0-9]+).*/\1/' <<<"$summary")
+bad=$(sed -E 's/.*passed, ([0-9]+) tests.*/\1/' <<<"$summary")
+[ "$bad" = 0 ] || tail -n 200 "$dir/ctest.log"
+echo "$((total - bad)) passed, $bad failed"
+[ "$bad" = 0 ]
