@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The list of commands. To add one: write cli/commands/NAME.cc with `Command NameCommand()`, declare it here and list it
+// in commands.cc.
+#pragma once
+
+#include <span>
+
+#include "cli/command.h"
+
+namespace deepinfer::cli {
+
+// In the order of --help.
+std::span<const Command> Commands();
+
+}  // namespace deepinfer::cli
