@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Generator: prompt ids in, tokens and text out. Runs chunked prefill and the decode loop, samples, detokenises, looks for
+// stop tokens and stop strings, and reports usage and timing. One request at a time; every call starts a fresh sequence.
+// Not thread-safe: one thread calls Generate; CancelToken may be used from any thread.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/status.h"
+#include "deepinfer/output.h"
+#include "deepinfer/sampling_params.h"
+#include "engine/step_runner.h"
+#include "sampling/sampler.h"
+#include "text/tokenizer.h"
+
+namespace deepinfer::engine {
+
+struct GeneratorOptions {
+  int64_t prefill_chunk_tokens = 2048;
+  LogprobsMode logprobs_mode = LogprobsMode::kProcessed;
+  bool compute_sum_smaller_probs = false;
+  // Tokens that are never generated, whatever a request says.
+  std::vector<int32_t> token_blacklist;
+  double load_s = 0;  // copied into every Timing
+};
+
+struct GenerateRequest {
+  std::vector<int32_t> prompt_ids;
+  SamplingParams params;
+  // Only the added tokens that belong to an answer can be sampled (end, thinking and tool-call marks, grounding). On for
+  // chat, off for raw text.
+  bool apply_token_policy = false;
+  // The end or stop token that finishes the request leaves no text. Its id is always reported.
+  bool hide_stop_token = false;
+};
+
+class Generator {
+ public:
+  // `runner` and `tokenizer` outlive the generator. `eos_token_id` of the configuration is used if the tokenizer has no
+  // end-of-sentence token.
+  Generator(StepRunner& runner, const text::Tokenizer& tokenizer, int eos_token_id, GeneratorOptions options = {});
+  ~Generator();
+
+  // Checks a request without running it. Errors: kInvalidArgument (empty prompt, bad id, bad parameter; the field is
+  // named), kResourceExhausted (prompt longer than the context, field "prompt").
+  Status Validate(const GenerateRequest& request) const;
+
+  // Runs one request. `callback` (optional) is called from this thread for every token. A cancelled request is no error:
+  // it returns what was generated, with FinishReason::kAbort.
+  Result<Completion> Generate(const GenerateRequest& request, const StreamCallback& callback = {},
+                              const CancelToken* cancel = nullptr);
+
+  int eos_token_id() const { return eos_token_id_; }
+  // Encodes text as the user typed it: added tokens in it are matched ("full") or stay plain text.
+  std::vector<int32_t> EncodeText(std::string_view text, bool match_added_tokens = true) const;
+  const text::Tokenizer& tokenizer() const { return tokenizer_; }
+  int64_t max_model_len() const { return runner_.max_model_len(); }
+  const GeneratorOptions& options() const { return options_; }
+
+ private:
+  struct Run;
+
+  StepRunner& runner_;
+  const text::Tokenizer& tokenizer_;
+  int eos_token_id_;
+  int eot_token_id_;  // -1: the vocabulary has none
+  GeneratorOptions options_;
+  sampling::Sampler sampler_;
+  std::vector<uint32_t> policy_mask_;     // one bit per id, with the blacklist
+  std::vector<uint32_t> blacklist_mask_;  // empty without a blacklist
+};
+
+}  // namespace deepinfer::engine

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The model as the generator sees it: sequences that hold cache state, and one step over chunks of several of them.
+// ModelRunner (engine/model_runner.h) is the real one; tests put a small fake behind this seam.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "core/status.h"
+
+namespace deepinfer::engine {
+
+// Cache state of one sequence; owned by the caller, used only with the runner that made it.
+class RunnerSequence {
+ public:
+  virtual ~RunnerSequence() = default;
+};
+
+enum class LogitRows { kNone, kLast, kAll };
+
+struct StepChunk {
+  RunnerSequence* sequence = nullptr;
+  std::span<const int32_t> ids;  // appended at the sequence's current length
+  LogitRows logits = LogitRows::kLast;
+};
+
+class StepRunner {
+ public:
+  virtual ~StepRunner() = default;
+
+  virtual int vocab_size() const = 0;
+  virtual int64_t max_model_len() const = 0;
+  virtual Result<std::unique_ptr<RunnerSequence>> NewSequence() = 0;
+  // Logit rows of all chunks in order, [rows, vocab_size] float32, valid until the next call.
+  virtual Result<std::span<const float>> Forward(std::span<const StepChunk> chunks) = 0;
+};
+
+}  // namespace deepinfer::engine

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Sampler: one row of float logits in, one token out. The steps and their order are those of the sampling pipeline of the
+// specification (engine.md 14): masks and bias, penalties, temperature, min-p, joint top-p and top-k with fixed-point
+// masses, renormalisation, then argmax, integer inverse CDF or exponential race. Every number that decides a token is
+// computed in a fixed order with the project's own exp and log, so a seed gives the same tokens on every machine.
+// All buffers are made once for a vocabulary size; Sample allocates only what a request asks for (top log probabilities).
+// Not thread-safe: one Sampler per thread.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "core/status.h"
+#include "deepinfer/output.h"
+#include "deepinfer/sampling_params.h"
+#include "sampling/draw.h"
+#include "sampling/token_counts.h"
+
+namespace deepinfer::sampling {
+
+// How a random token is drawn. kRace is used by requests with an explicit seed and in deterministic mode: speculation with
+// exact verification then gives the same tokens as none.
+enum class DrawMode { kInverseCdf, kRace };
+
+// Everything about one row that is not in SamplingParams.
+struct RowContext {
+  uint64_t seed = 0;
+  int32_t position = 0;  // index the new token will have in its sequence
+  DrawMode draw_mode = DrawMode::kInverseCdf;
+  // One bit per id, bit clear = banned; several masks are combined. Empty = all allowed.
+  std::span<const uint32_t> allowed_mask;   // request and policy
+  std::span<const uint32_t> grammar_mask;   // structured output
+  std::span<const int32_t> banned_ids;      // min_tokens and first-token bans of this row
+  const TokenCounts* counts = nullptr;      // needed by penalties
+  std::span<const int32_t> drafts_before;   // verification row j: drafts 1..j belong to the context
+  int32_t forced_id = -1;                   // golden token of this position
+  LogprobsMode logprobs_mode = LogprobsMode::kProcessed;
+  bool compute_sum_smaller_probs = false;
+};
+
+struct SampledToken {
+  int32_t id = -1;
+  float logprob = 0;                // processed or raw as asked
+  float sum_smaller_probs = -1;
+  std::vector<int32_t> top_ids;     // best first, ties by id
+  std::vector<float> top_logprobs;
+};
+
+class Sampler {
+ public:
+  explicit Sampler(int vocab_size);
+
+  int vocab_size() const { return vocab_size_; }
+
+  // `params` are Normalized() and valid. Error kInternal "invalid logits" for a row with NaN or +infinity or nothing left.
+  Result<SampledToken> Sample(std::span<const float> logits, const SamplingParams& params, const RowContext& context);
+
+  // Steps 2 to 10 only: the processed log probabilities (-inf = dropped) for verification and tests. Valid until the next
+  // call.
+  Result<std::span<const float>> Process(std::span<const float> logits, const SamplingParams& params,
+                                         const RowContext& context);
+
+  // Log-softmax value of one token of an untouched row, for prompt log probabilities in raw mode.
+  float RawLogprob(std::span<const float> logits, int32_t id);
+
+ private:
+  Status ApplyMasksAndPenalties(std::span<const float> logits, const SamplingParams& params, const RowContext& context);
+  Status ProcessRow(std::span<const float> logits, const SamplingParams& params, const RowContext& context);
+  void FilterTopPTopK(const SamplingParams& params);
+  int32_t Draw(const RowContext& context);
+  void TopLogprobs(std::span<const float> logprobs, int k, SampledToken& out);
+
+  int vocab_size_;
+  int num_lanes_;
+  std::span<const float> row_;   // the row that steps 7.. read: the caller's or modified_
+  std::vector<float> modified_;  // logits after masks, bias and penalties
+  std::vector<float> logprobs_;  // [V]
+  std::vector<float> probs_;     // [V] exp of logprobs_, before renormalisation
+  std::vector<uint32_t> weights_;  // [V] fixed-point probabilities
+  DrawWorkspace draw_;
+  std::vector<float> lanes_;
+  std::vector<uint32_t> bucket_counts_;
+  std::vector<uint64_t> bucket_masses_;
+  std::vector<int32_t> candidates_;
+  float row_max_ = 0;
+  float log_sum_ = 0;
+};
+
+}  // namespace deepinfer::sampling
