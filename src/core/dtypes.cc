@@ -32,4 +32,12 @@ std::string_view DTypeName(DType dtype) {
   return "?";
 }
 
+std::optional<DType> ParseDType(std::string_view name) {
+  for (int i = 0; i <= static_cast<int>(DType::kBool); ++i) {
+    const auto dtype = static_cast<DType>(i);
+    if (DTypeName(dtype) == name) return dtype;
+  }
+  return std::nullopt;
+}
+
 }  // namespace deepinfer

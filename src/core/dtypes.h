@@ -8,6 +8,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <optional>
 #include <string_view>
 
 namespace deepinfer {
@@ -18,6 +19,8 @@ enum class DType { kF32, kBf16, kF16, kF8E4M3, kF8E8M0, kI8, kU8, kI16, kI32, kI
 int64_t DTypeBytes(DType dtype);
 // The safetensors spelling: "F32", "BF16", "F8_E4M3", ...
 std::string_view DTypeName(DType dtype);
+// The inverse of DTypeName; nothing for a spelling the checkpoint rules do not accept ("F64", "f32").
+std::optional<DType> ParseDType(std::string_view name);
 
 inline float Bf16ToFloat(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }
 
