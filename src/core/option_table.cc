@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The rows. Groups and rows stand in the order of --help; docs/options.md is generated from here
+// (`deepinfer completion reference > docs/options.md`, checked by tests/core/option_reference_test.cc).
+#include "core/options.h"
+
+namespace deepinfer {
+
+namespace {
+
+constexpr double kMaxInt32 = 2147483647.0;
+constexpr double kMaxTokens = 2147483647.0;
+
+// Commands that load a model and run it.
+constexpr std::string_view kRunsModel = "generate,chat,eval,bench,debug logits,debug draft";
+// Commands that read a model directory.
+constexpr std::string_view kReadsModel = "generate,chat,eval,bench,debug,inspect";
+constexpr std::string_view kSamples = "generate,chat";
+
+#define DI_FIELD(path) (+[](Config& c) -> auto& { return c.path; })
+
+std::vector<OptionSpec> MakeTable() {
+  using enum OptionKind;
+  return {
+      // --- Model ---
+      {.name = "model", .group = "Model", .commands = kReadsModel, .field = DI_FIELD(model.model),
+       .help = "checkpoint directory, hub id (looked up in the local hub cache), or `demo` for the embedded model",
+       .value_name = "DIR|ID|demo", .env_aliases = {"DEEPINFER_HF_MODEL_DIR"}},
+      {.name = "revision", .group = "Model", .commands = kReadsModel, .field = DI_FIELD(model.revision),
+       .help = "branch, tag or commit of a hub id; change it to pin a checkpoint", .value_name = "REV"},
+      {.name = "device", .group = "Model", .commands = kRunsModel, .field = DI_FIELD(model.device),
+       .help = "where the model runs; auto takes the best device found", .value_name = "auto|cpu|cuda[:N]|ascend[:N]",
+       .env_aliases = {"DEEPINFER_ACCELERATOR"}},
+      {.name = "numerics", .group = "Model", .commands = kRunsModel, .field = DI_FIELD(model.numerics),
+       .help = "arithmetic: release = as published, fp32 = without bf16 rounding, plain = float32 without any activation rounding",
+       .kind = kChoice, .choices = {"release", "fp32", "plain"}},
+      {.name = "load-format", .group = "Model", .commands = kRunsModel, .field = DI_FIELD(model.load_format),
+       .help = "auto reads the weights; dummy fills them with seeded random values, to measure speed without a checkpoint",
+       .kind = kChoice, .choices = {"auto", "dummy"}},
+      {.name = "kv-format", .group = "Model", .commands = kRunsModel, .field = DI_FIELD(model.kv_format),
+       .help = "width of the compressed KV cache; mxfp8 doubles it and is for comparisons", .kind = kChoice,
+       .choices = {"fp4", "mxfp8"}},
+      {.name = "max-model-len", .group = "Model", .commands = kRunsModel, .field = DI_FIELD(model.max_model_len),
+       .help = "limit of prompt plus output in tokens; lower it to save memory", .kind = kInt, .value_name = "TOKENS", .min = 0,
+       .max = kMaxInt32, .default_text = "what the checkpoint allows"},
+      {.name = "num-drafts", .group = "Model", .commands = "generate,chat,bench", .field = DI_FIELD(model.num_drafts),
+       .help = "tokens drafted ahead per step; 0 turns speculation off", .kind = kInt, .min = 0, .max = 64,
+       .default_text = "min(5, block of the draft head)", .env_aliases = {"DEEPINFER_USE_NEXTN_DECODE"}},
+      {.name = "threads", .group = "Model", .commands = kReadsModel, .field = DI_FIELD(model.threads),
+       .help = "compute threads; lower it to leave cores to others", .kind = kInt, .min = 0, .max = 4096,
+       .default_text = "all available cores"},
+      {.name = "cpu-isa", .group = "Model", .commands = "generate,chat,eval,bench,debug logits,debug draft,doctor",
+       .field = DI_FIELD(model.cpu_isa),
+       .help = "instruction set of the CPU kernels; auto takes the best one, the others are for comparisons", .kind = kChoice,
+       .choices = {"auto", "scalar", "avx2", "avx512"}},
+
+      // --- Sampling ---
+      {.name = "max-tokens", .group = "Sampling", .commands = "generate,chat,eval greedy", .field = DI_FIELD(sampling.max_tokens),
+       .help = "limit of generated tokens", .kind = kInt, .min = 1, .max = kMaxTokens,
+       .default_text = "256 for generate, 40 for eval greedy, the rest of the context for chat"},
+      {.name = "temperature", .group = "Sampling", .commands = kSamples, .field = DI_FIELD(sampling.temperature),
+       .help = "randomness; 0 always takes the most likely token", .kind = kFloat, .min = 0, .max = 100, .default_text = "1"},
+      {.name = "top-p", .group = "Sampling", .commands = kSamples, .field = DI_FIELD(sampling.top_p),
+       .help = "keep the most likely tokens whose probabilities reach this sum; 1 keeps all", .kind = kFloat, .min = 0, .max = 1,
+       .min_exclusive = true, .default_text = "1"},
+      {.name = "top-k", .group = "Sampling", .commands = kSamples, .field = DI_FIELD(sampling.top_k),
+       .help = "keep this many most likely tokens; -1 keeps all", .kind = kInt, .min = -1, .max = kMaxInt32,
+       .default_text = "-1"},
+      {.name = "min-p", .group = "Sampling", .commands = kSamples, .field = DI_FIELD(sampling.min_p),
+       .help = "drop tokens less likely than this share of the most likely one; 0 keeps all", .kind = kFloat, .min = 0, .max = 1,
+       .default_text = "0"},
+      {.name = "seed", .group = "Sampling", .commands = "generate,chat,bench", .field = DI_FIELD(sampling.seed),
+       .help = "random seed; set it to get the same answer again", .kind = kInt, .default_text = "random"},
+      {.name = "stop", .group = "Sampling", .commands = "generate", .field = DI_FIELD(sampling.stop),
+       .help = "end the output before this text; may be repeated (at most 16)", .kind = kTextList, .value_name = "TEXT"},
+      {.name = "ignore-eos", .group = "Sampling", .commands = "generate", .field = DI_FIELD(sampling.ignore_eos),
+       .help = "go on after the end token until --max-tokens; for measurements", .kind = kBool},
+      {.name = "grammar-regex", .group = "Sampling", .commands = "generate", .field = DI_FIELD(sampling.grammar_regex),
+       .help = "output must match the regular expression in this file", .kind = kFile},
+      {.name = "grammar-json-schema", .group = "Sampling", .commands = "generate", .field = DI_FIELD(sampling.grammar_json_schema),
+       .help = "output must be JSON that satisfies the schema in this file", .kind = kFile},
+      {.name = "grammar-ebnf", .group = "Sampling", .commands = "generate", .field = DI_FIELD(sampling.grammar_ebnf),
+       .help = "output must match the EBNF grammar in this file", .kind = kFile},
+
+      // --- Conversation ---
+      {.name = "chat", .group = "Conversation", .commands = "generate", .field = DI_FIELD(conversation.chat),
+       .help = "take the prompt as a user message and answer it, instead of continuing raw text", .kind = kBool},
+      {.name = "think", .group = "Conversation", .commands = kSamples, .field = DI_FIELD(conversation.think),
+       .help = "think before answering (--no-think answers at once)", .kind = kBool, .default_text = "on"},
+      {.name = "effort", .group = "Conversation", .commands = kSamples, .field = DI_FIELD(conversation.effort),
+       .help = "reasoning effort, 1 to 100; lower it for shorter thinking", .kind = kInt, .min = 1, .max = 100,
+       .default_text = "the model's own"},
+      {.name = "system", .group = "Conversation", .commands = kSamples, .field = DI_FIELD(conversation.system),
+       .help = "system message of the conversation", .value_name = "TEXT"},
+      {.name = "history-file", .group = "Conversation", .commands = "chat", .field = DI_FIELD(conversation.history_file),
+       .help = "keep the typed lines in this file between runs of chat", .kind = kFile, .default_text = "not kept"},
+
+      // --- Debug and evaluation ---
+      {.name = "special", .group = "Input", .commands = "debug tokenize", .field = DI_FIELD(debug.special),
+       .help = "all = added tokens in the text are recognised, none = they are plain text", .kind = kChoice,
+       .choices = {"all", "none"}},
+      {.name = "jsonl", .group = "Input", .commands = "debug tokenize,debug detokenize", .field = DI_FIELD(debug.jsonl),
+       .help = "stdin holds one JSON input a line", .kind = kBool},
+      {.name = "skip-special", .group = "Input", .commands = "debug detokenize", .field = DI_FIELD(debug.skip_special),
+       .help = "leave special tokens out of the text", .kind = kBool},
+      {.name = "api", .group = "Input", .commands = "debug render,debug parse-stream", .field = DI_FIELD(debug.api),
+       .help = "protocol of the request", .kind = kChoice, .choices = {"chat", "responses", "messages"}},
+      {.name = "request", .group = "Input", .commands = "debug parse-stream", .field = DI_FIELD(debug.request),
+       .help = "the request that the stream answers (JSON)", .kind = kFile},
+      {.name = "tools", .group = "Input", .commands = "debug parse-stream", .field = DI_FIELD(debug.tools),
+       .help = "tool definitions (JSON), when there is no --request", .kind = kFile},
+      {.name = "finish", .group = "Input", .commands = "debug parse-stream", .field = DI_FIELD(debug.finish),
+       .help = "how the stream ends", .kind = kChoice, .choices = {"stop", "length", "content_filter"}},
+      {.name = "prompt-tokens", .group = "Input", .commands = "debug parse-stream", .field = DI_FIELD(debug.prompt_tokens),
+       .help = "prompt tokens to report in usage", .kind = kInt, .min = 0, .max = kMaxTokens},
+      {.name = "cached-tokens", .group = "Input", .commands = "debug parse-stream", .field = DI_FIELD(debug.cached_tokens),
+       .help = "cached prompt tokens to report in usage", .kind = kInt, .min = 0, .max = kMaxTokens},
+      {.name = "system-fingerprint", .group = "Input", .commands = "debug parse-stream",
+       .field = DI_FIELD(debug.system_fingerprint), .help = "system_fingerprint to report", .value_name = "TEXT"},
+      {.name = "normalize", .group = "Output", .commands = "debug parse-stream", .field = DI_FIELD(debug.normalize),
+       .help = "replace random ids and times by fixed ones, for comparisons", .kind = kBool},
+      {.name = "accumulate", .group = "Output", .commands = "debug parse-stream", .field = DI_FIELD(debug.accumulate),
+       .help = "print the non-streaming response instead of the events", .kind = kBool},
+      {.name = "ids", .group = "Input", .commands = "debug logits,debug draft", .field = DI_FIELD(debug.ids),
+       .help = "token ids, separated by commas", .kind = kIntList, .value_name = "1,2,3", .min = 0, .max = kMaxInt32},
+      {.name = "next", .group = "Input", .commands = "debug draft", .field = DI_FIELD(debug.next),
+       .help = "the accepted token after --ids, from which the drafts start", .kind = kInt, .value_name = "ID", .min = 0,
+       .max = kMaxInt32, .default_text = "required"},
+      {.name = "image-embeds", .group = "Input", .commands = "debug logits", .field = DI_FIELD(debug.image_embeds),
+       .help = "safetensors file with `image` [L] U8 and `embeds` [L, D] F32", .kind = kFile},
+      {.name = "chunk", .group = "Execution", .commands = "debug logits,eval", .field = DI_FIELD(debug.chunk),
+       .help = "prefill in chunks of this many tokens; the results do not change", .kind = kInt, .min = 0, .max = kMaxInt32,
+       .default_text = "one chunk"},
+      {.name = "decode", .group = "Execution", .commands = "debug logits", .field = DI_FIELD(debug.decode),
+       .help = "feed one token at a time; the results do not change", .kind = kBool},
+      {.name = "trace", .group = "Output", .commands = "debug logits", .field = DI_FIELD(debug.trace),
+       .help = "store the tensor of every stage in --out too", .kind = kBool},
+      {.name = "verify", .group = "Execution", .commands = "inspect", .field = DI_FIELD(inspect.verify),
+       .help = "read every byte of the weights and report values that are not finite", .kind = kBool},
+
+      // --- Benchmarks ---
+      {.name = "batch", .group = "Workload", .commands = "bench", .field = DI_FIELD(bench.batch),
+       .help = "sequences that run together", .kind = kInt, .min = 1, .max = 65536},
+      {.name = "input-tokens", .group = "Workload", .commands = "bench", .field = DI_FIELD(bench.input_tokens),
+       .help = "prompt tokens per sequence", .kind = kInt, .min = 1, .max = kMaxTokens},
+      {.name = "output-tokens", .group = "Workload", .commands = "bench", .field = DI_FIELD(bench.output_tokens),
+       .help = "generated tokens per sequence", .kind = kInt, .min = 1, .max = kMaxTokens},
+      {.name = "repeats", .group = "Workload", .commands = "bench", .field = DI_FIELD(bench.repeats),
+       .help = "measurements per point; the median is reported", .kind = kInt, .min = 1, .max = 10000},
+
+      // --- Output ---
+      {.name = "out", .group = "Output", .commands = "debug logits,eval,bench", .field = DI_FIELD(output.out),
+       .help = "write the result to this file", .kind = kFile},
+      {.name = "plot", .group = "Output", .commands = "bench", .field = DI_FIELD(output.plot),
+       .help = "draw the result (.svg or .png)", .kind = kFile},
+      {.name = "stats", .group = "Output", .commands = "generate", .field = DI_FIELD(output.stats),
+       .help = "print token counts and times on stderr afterwards", .kind = kBool},
+      {.name = "json", .group = "Output", .commands = "*", .field = DI_FIELD(output.json),
+       .help = "print one JSON document and nothing else on stdout", .kind = kBool},
+
+      // --- General ---
+      {.name = "config", .group = "General", .commands = "*", .field = DI_FIELD(config_file),
+       .help = "read settings from this TOML file; flags and environment win over it", .kind = kFile},
+      {.name = "quiet", .group = "General", .commands = "*", .field = DI_FIELD(log.quiet),
+       .help = "no progress and no informative lines on stderr", .kind = kBool},
+      {.name = "log-level", .group = "General", .commands = "*", .field = DI_FIELD(log.level),
+       .help = "least serious message to log; debug helps to find the cause of a problem", .kind = kChoice,
+       .choices = {"trace", "debug", "info", "warn", "error", "off"}, .env_aliases = {"DEEPINFER_CPP_LOG_LEVEL"}},
+      {.name = "log-format", .group = "General", .commands = "*", .field = DI_FIELD(log.format),
+       .help = "json writes one object a line, for log collectors", .kind = kChoice, .choices = {"text", "json"}},
+  };
+}
+
+#undef DI_FIELD
+
+}  // namespace
+
+std::span<const OptionSpec> OptionTable() {
+  static const std::vector<OptionSpec> table = MakeTable();
+  return table;
+}
+
+}  // namespace deepinfer
