@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "protocols/api.h"
+
+#include <fmt/format.h>
+
+#include "core/json.h"
+
+namespace deepinfer::protocols {
+
+namespace {
+
+std::string_view ErrorType(Api api, StatusCode code) {
+  switch (code) {
+    case StatusCode::kUnauthenticated: return "authentication_error";
+    case StatusCode::kPermissionDenied: return "permission_error";
+    case StatusCode::kNotFound: return api == Api::kMessages ? "not_found_error" : "invalid_request_error";
+    case StatusCode::kTooLarge: return "request_too_large";
+    case StatusCode::kResourceExhausted: return "rate_limit_error";
+    case StatusCode::kUnavailable: return "overloaded_error";
+    case StatusCode::kDeadlineExceeded: return "timeout";
+    case StatusCode::kInternal:
+    case StatusCode::kBadModel: return api == Api::kMessages ? "api_error" : "internal_error";
+    default: return "invalid_request_error";
+  }
+}
+
+}  // namespace
+
+Result<Api> ParseApi(std::string_view name) {
+  if (name == "chat") return Api::kChat;
+  if (name == "responses") return Api::kResponses;
+  if (name == "messages") return Api::kMessages;
+  return InvalidArgument(fmt::format("unknown API {}; use chat, responses or messages", name), "api");
+}
+
+std::string_view ApiName(Api api) {
+  switch (api) {
+    case Api::kChat: return "chat";
+    case Api::kResponses: return "responses";
+    case Api::kMessages: return "messages";
+  }
+  return "";
+}
+
+int HttpStatus(const Status& status) {
+  switch (status.code()) {
+    case StatusCode::kOk: return 200;
+    case StatusCode::kInvalidArgument: return 400;
+    case StatusCode::kUnauthenticated: return 401;
+    case StatusCode::kPermissionDenied: return 403;
+    case StatusCode::kNotFound: return 404;
+    case StatusCode::kTooLarge: return 413;
+    case StatusCode::kResourceExhausted: return 429;
+    case StatusCode::kCancelled: return 499;
+    case StatusCode::kInternal:
+    case StatusCode::kBadModel: return 500;
+    case StatusCode::kUnimplemented: return 501;
+    case StatusCode::kUnavailable: return 503;
+    case StatusCode::kDeadlineExceeded: return 504;
+  }
+  return 500;
+}
+
+Json ErrorBody(Api api, const Status& status, std::string_view request_id) {
+  const std::string type(ErrorType(api, status.code()));
+  Json body = Json::object();
+  if (api == Api::kMessages) body["type"] = "error";
+  body["error"] = Json{{"message", status.message()}, {"type", type}, {"param", nullptr}, {"code", type}};
+  if (api == Api::kMessages) body["request_id"] = std::string(request_id);
+  return body;
+}
+
+Status DeserializeError(std::string_view path, std::string_view reason) {
+  std::string message = "Failed to deserialize the JSON body into the target type: ";
+  if (!path.empty()) {
+    message += path;
+    message += ": ";
+  }
+  message += reason;
+  return InvalidArgument(std::move(message), std::string(path));
+}
+
+}  // namespace deepinfer::protocols
