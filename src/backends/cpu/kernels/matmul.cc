@@ -1,0 +1,405 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Packing, preparation of inputs and the driver that cuts a product into tiles.
+//
+// Packed layout. A tile is 32 output rows; inside it, K ascends in groups of 32 and each group in steps of 128 bytes that
+// hold all 32 rows: 8 inputs (FP4), 4 (FP8), 2 (BF16) or 1 (F32). A step is eight units of 16 bytes, unit u = rows 4u..4u+3,
+// so that one 128-bit lane of any vector width holds four rows and lane order is row order. Inside a unit (row r, k):
+//   FP4   byte (k/2 % 2) * 8 + r * 2 + k % 2, low nibble for k < 4, high nibble for k >= 4
+//   FP8   byte (k/2) * 8 + r * 2 + k % 2
+//   BF16  16-bit word r * 2 + k
+//   F32   32-bit word r
+// With a byte table lookup that gives the low and the high byte of a bf16 value, an in-lane byte unpack of the two then
+// yields dwords of (k, k+1) pairs with one row per dword: what a bf16 dot product and a shift to float32 both want.
+#include "backends/cpu/kernels/matmul.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "backends/cpu/kernels/matmul_kernels.h"
+#include "core/check.h"
+#include "core/cpu_features.h"
+#include "core/dtypes.h"
+
+namespace deepinfer::cpu {
+namespace {
+
+// About 5 KiB ahead of the weight stream: measured best on the machines of docs/benchmarks.
+constexpr int64_t kPrefetchBytes = 5120;
+// Smallest piece of weights worth a trip to the tile counter of the thread pool.
+constexpr int64_t kMinItemBytes = 48 * 1024;
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+int64_t GroupScaleBytes(WeightFormat format) {
+  switch (format) {
+    case WeightFormat::kFp8Tile32:
+      return static_cast<int64_t>(sizeof(float));
+    case WeightFormat::kFp4Row32:
+      return kTileRows;
+    default:
+      return 0;
+  }
+}
+
+// Packs rows [row0, row0 + rows) of `source` into one tile.
+void PackTile(const MatrixSource& source, int64_t row0, int rows, int64_t num_groups, uint8_t* weights, uint8_t* scales) {
+  const int64_t cols = source.cols;
+  switch (source.format) {
+    case WeightFormat::kFp4Row32: {
+      const auto* data = static_cast<const uint8_t*>(source.data);
+      const int64_t row_bytes = cols / 2;
+      const int64_t scale_cols = CeilDiv(cols, kGroupK);
+      for (int r = 0; r < rows; ++r) {
+        const uint8_t* in = data + (row0 + r) * row_bytes;
+        uint8_t* unit = weights + (r / 4) * 16 + (r % 4) * 2;
+        // Four stored bytes = 8 inputs: bytes hold (k0 k1) (k2 k3) (k4 k5) (k6 k7), low nibble first.
+        const int64_t full_steps = row_bytes / 4;
+        for (int64_t step = 0; step < full_steps; ++step) {
+          const uint8_t b0 = in[step * 4], b1 = in[step * 4 + 1], b2 = in[step * 4 + 2], b3 = in[step * 4 + 3];
+          uint8_t* out = unit + step * 128;
+          out[0] = static_cast<uint8_t>((b0 & 15) | (b2 << 4));
+          out[1] = static_cast<uint8_t>((b0 >> 4) | (b2 & 0xf0));
+          out[8] = static_cast<uint8_t>((b1 & 15) | (b3 << 4));
+          out[9] = static_cast<uint8_t>((b1 >> 4) | (b3 & 0xf0));
+        }
+        for (int64_t k = full_steps * 8; k < cols; ++k) {
+          const int pair = static_cast<int>(k % 8) / 2;
+          const int code = (k & 1) ? in[k / 2] >> 4 : in[k / 2] & 15;
+          uint8_t& out = unit[(k / 8) * 128 + (pair & 1) * 8 + (k & 1)];
+          out = static_cast<uint8_t>(out | (pair < 2 ? code : code << 4));
+        }
+        for (int64_t g = 0; g < scale_cols; ++g) scales[g * kTileRows + r] = source.scale[(row0 + r) * scale_cols + g];
+      }
+      break;
+    }
+    case WeightFormat::kFp8Tile32: {
+      const auto* data = static_cast<const uint8_t*>(source.data);
+      for (int r = 0; r < rows; ++r) {
+        const uint8_t* in = data + (row0 + r) * cols;
+        uint8_t* unit = weights + (r / 4) * 16 + (r % 4) * 2;
+        const int64_t full_steps = cols / 4;
+        for (int64_t step = 0; step < full_steps; ++step) {
+          std::memcpy(unit + step * 128, in + step * 4, 2);
+          std::memcpy(unit + step * 128 + 8, in + step * 4 + 2, 2);
+        }
+        for (int64_t k = full_steps * 4; k < cols; ++k) unit[(k / 4) * 128 + ((k % 4) / 2) * 8 + (k & 1)] = in[k];
+      }
+      const int64_t scale_cols = CeilDiv(cols, kGroupK);
+      auto* out = reinterpret_cast<float*>(scales);
+      for (int64_t g = 0; g < num_groups; ++g) out[g] = E8M0ToFloat(source.scale[(row0 / kTileRows) * scale_cols + g]);
+      break;
+    }
+    case WeightFormat::kBf16: {
+      const auto* data = static_cast<const uint16_t*>(source.data);
+      auto* out = reinterpret_cast<uint16_t*>(weights);
+      for (int r = 0; r < rows; ++r) {
+        const uint16_t* in = data + (row0 + r) * cols;
+        const int64_t pairs = cols / 2;
+        for (int64_t p = 0; p < pairs; ++p) std::memcpy(out + p * 64 + r * 2, in + p * 2, 4);
+        if (cols & 1) out[pairs * 64 + r * 2] = in[cols - 1];
+      }
+      break;
+    }
+    case WeightFormat::kF32: {
+      const auto* data = static_cast<const float*>(source.data);
+      auto* out = reinterpret_cast<float*>(weights);
+      for (int r = 0; r < rows; ++r) {
+        const float* in = data + (row0 + r) * cols;
+        for (int64_t k = 0; k < cols; ++k) out[k * kTileRows + r] = in[k];
+      }
+      break;
+    }
+  }
+}
+
+TileFn SelectTileFn(WeightFormat format, const PreparedActivations& x) {
+  const MatMulKernels* kernels = &kMatMulScalar;
+#if defined(__x86_64__)
+  const CpuIsa isa = ActiveCpuIsa();
+  if (isa == CpuIsa::kAvx512 && (x.has_pairs() || format == WeightFormat::kF32)) {
+    kernels = &kMatMulAvx512;
+  } else if (isa >= CpuIsa::kAvx2) {
+    kernels = &kMatMulAvx2;
+  }
+#else
+  (void)x;
+#endif
+  switch (format) {
+    case WeightFormat::kFp8Tile32:
+      return kernels->fp8;
+    case WeightFormat::kFp4Row32:
+      return kernels->fp4;
+    case WeightFormat::kBf16:
+      return kernels->bf16;
+    case WeightFormat::kF32:
+      return kernels->f32;
+  }
+  return kernels->f32;
+}
+
+}  // namespace
+
+int64_t PackedGroupBytes(WeightFormat format) {
+  switch (format) {
+    case WeightFormat::kFp8Tile32:
+      return 1024;
+    case WeightFormat::kFp4Row32:
+      return 512;
+    case WeightFormat::kBf16:
+      return 2048;
+    case WeightFormat::kF32:
+      return 4096;
+  }
+  return 0;
+}
+
+PackedMatrix PackedMatrix::Pack(std::span<const MatrixSource> sources, ThreadPool* pool, bool interleave) {
+  PackedMatrix packed;
+  DI_CHECK(!sources.empty()) << "nothing to pack";
+  const MatrixSource& first = sources[0];
+  packed.format_ = first.format;
+  packed.cols_ = first.cols;
+  packed.num_groups_ = CeilDiv(first.cols, kGroupK);
+  packed.tile_bytes_ = packed.num_groups_ * PackedGroupBytes(first.format);
+  packed.tile_scale_bytes_ = CeilDiv(packed.num_groups_ * GroupScaleBytes(first.format), 64) * 64;
+  packed.interleaved_ = interleave;
+  if (interleave) DI_CHECK(sources.size() == 2 && sources[0].rows == sources[1].rows) << "two equal halves expected";
+
+  struct Origin {
+    const MatrixSource* source;
+    int64_t row0;
+  };
+  std::vector<Origin> origins;
+  for (const MatrixSource& source : sources) {
+    DI_CHECK(source.format == first.format && source.cols == first.cols) << "stacked matrices differ";
+    DI_CHECK(source.format != WeightFormat::kFp4Row32 || source.cols % 2 == 0) << "cols " << source.cols;
+    for (int64_t row = 0; row < source.rows; row += kTileRows) {
+      packed.tiles_.push_back(
+          {packed.rows_ + row, static_cast<int32_t>(std::min<int64_t>(kTileRows, source.rows - row))});
+      origins.push_back({&source, row});
+    }
+    packed.rows_ += source.rows;
+  }
+  if (interleave) {
+    const size_t half = packed.tiles_.size() / 2;
+    std::vector<Tile> tiles(packed.tiles_.size());
+    std::vector<Origin> new_origins(origins.size());
+    for (size_t i = 0; i < half; ++i) {
+      tiles[2 * i] = packed.tiles_[i];
+      tiles[2 * i + 1] = packed.tiles_[half + i];
+      new_origins[2 * i] = origins[i];
+      new_origins[2 * i + 1] = origins[half + i];
+    }
+    packed.tiles_ = std::move(tiles);
+    origins = std::move(new_origins);
+  }
+  packed.weights_.Allocate(packed.num_tiles() * packed.tile_bytes_);
+  packed.scales_.Allocate(packed.num_tiles() * packed.tile_scale_bytes_);
+  const auto pack_one = [&](int64_t i, int) {
+    const Origin& origin = origins[static_cast<size_t>(i)];
+    PackTile(*origin.source, origin.row0, packed.tile(i).num_rows, packed.num_groups_,
+             packed.weights_.data() + i * packed.tile_bytes_, packed.scales_.data() + i * packed.tile_scale_bytes_);
+  };
+  if (pool != nullptr) {
+    pool->ParallelFor(packed.num_tiles(), pack_one);
+  } else {
+    for (int64_t i = 0; i < packed.num_tiles(); ++i) pack_one(i, 0);
+  }
+  return packed;
+}
+
+int64_t PackedMatrix::TileOfRow(int64_t row) const {
+  if (row == rows_) return num_tiles();
+  const auto it = std::find_if(tiles_.begin(), tiles_.end(), [row](const Tile& t) { return t.first_row == row; });
+  DI_CHECK(it != tiles_.end()) << "row " << row << " does not begin a tile";
+  return it - tiles_.begin();
+}
+
+float PackedMatrix::At(int64_t row, int64_t col) const {
+  for (int64_t i = 0; i < num_tiles(); ++i) {
+    const Tile& t = tile(i);
+    if (row < t.first_row || row >= t.first_row + t.num_rows) continue;
+    const int64_t r = row - t.first_row;
+    const int64_t group = col / kGroupK;
+    const int64_t k = col % kGroupK;
+    const uint8_t* g = tile_weights(i) + group * PackedGroupBytes(format_);
+    switch (format_) {
+      case WeightFormat::kFp4Row32: {
+        const int64_t pair = (k % 8) / 2;
+        const uint8_t byte = g[(k / 8) * 128 + (r / 4) * 16 + (pair & 1) * 8 + (r % 4) * 2 + (k & 1)];
+        return E2M1ToFloat(static_cast<uint8_t>(pair < 2 ? byte & 15 : byte >> 4)) *
+               E8M0ToFloat(tile_scales(i)[group * kTileRows + r]);
+      }
+      case WeightFormat::kFp8Tile32:
+        return E4M3ToFloat(g[(k / 4) * 128 + (r / 4) * 16 + ((k % 4) / 2) * 8 + (r % 4) * 2 + (k & 1)]) *
+               reinterpret_cast<const float*>(tile_scales(i))[group];
+      case WeightFormat::kBf16:
+        return Bf16ToFloat(reinterpret_cast<const uint16_t*>(g)[(k / 2) * 64 + r * 2 + (k & 1)]);
+      case WeightFormat::kF32:
+        return reinterpret_cast<const float*>(g)[k * kTileRows + r];
+    }
+  }
+  DI_CHECK(false) << "row " << row << " of " << rows_;
+  return 0.0f;
+}
+
+void PreparedActivations::Resize(int64_t num_rows, int64_t cols, ActivationForm form) {
+  num_rows_ = num_rows;
+  cols_ = cols;
+  num_groups_ = CeilDiv(cols, kGroupK);
+  form_ = form;
+  has_pairs_ = is_bf16() && ActiveCpuIsa() == CpuIsa::kAvx512;
+  const int64_t elements = num_groups_ * num_rows_ * kGroupK;
+  values_.EnsureCapacity(elements * static_cast<int64_t>(sizeof(float)));
+  if (has_pairs_) pairs_.EnsureCapacity(elements * 2);
+}
+
+void PreparedActivations::StoreGroup(int64_t row, int64_t group, const float* x) {
+  const int64_t slot = group * num_rows_ + row;
+  float* out = reinterpret_cast<float*>(values_.data()) + slot * kGroupK;
+  if (form_ == ActivationForm::kFp8) {
+    float amax = 1e-4f;
+    for (int i = 0; i < kGroupK; ++i) amax = std::max(amax, std::fabs(x[i]));
+    const int e = CeilLog2(amax * (1.0f / 448.0f));
+    const float scale = std::bit_cast<float>(static_cast<uint32_t>(e + 127) << 23);
+    const float inverse = std::bit_cast<float>(static_cast<uint32_t>(127 - e) << 23);
+    for (int i = 0; i < kGroupK; ++i) {
+      // Round to three mantissa bits (or to the subnormal step 2^-9): adding 2^(exponent + 20) leaves exactly those bits.
+      const uint32_t bits = std::bit_cast<uint32_t>(x[i] * inverse);
+      const float magnitude = std::min(std::bit_cast<float>(bits & 0x7fffffffu), 448.0f);
+      const uint32_t exponent = std::max(std::bit_cast<uint32_t>(magnitude), 0x3c800000u) & 0x7f800000u;
+      const float anchor = std::bit_cast<float>(exponent + (20u << 23));
+      const float rounded = ((magnitude + anchor) - anchor) * scale;
+      out[i] = std::bit_cast<float>(std::bit_cast<uint32_t>(rounded) | (bits & 0x80000000u));
+    }
+  } else {
+    for (int i = 0; i < kGroupK; ++i) out[i] = x[i];
+  }
+  if (has_pairs_) {
+    uint32_t* pairs = reinterpret_cast<uint32_t*>(pairs_.data()) + slot * (kGroupK / 2);
+    for (int i = 0; i < kGroupK / 2; ++i) {
+      pairs[i] = (std::bit_cast<uint32_t>(out[2 * i]) >> 16) | (std::bit_cast<uint32_t>(out[2 * i + 1]) & 0xffff0000u);
+    }
+  }
+}
+
+void PreparedActivations::Prepare(ThreadPool& pool, const float* x, int64_t num_rows, int64_t cols, int64_t ldx,
+                                  ActivationForm form) {
+  Resize(num_rows, cols, form);
+  // One tile of work is about 16 groups; a row of decode is not worth waking anyone.
+  const int64_t groups_per_item = 32;
+  const int64_t items_per_row = CeilDiv(num_groups_, groups_per_item);
+  const auto prepare = [&](int64_t item, int) {
+    const int64_t row = item / items_per_row;
+    const int64_t begin = (item % items_per_row) * groups_per_item;
+    const int64_t end = std::min(begin + groups_per_item, num_groups_);
+    for (int64_t group = begin; group < end; ++group) {
+      const float* in = x + row * ldx + group * kGroupK;
+      const int64_t valid = std::min<int64_t>(kGroupK, cols - group * kGroupK);
+      if (valid == kGroupK) {
+        StoreGroup(row, group, in);
+      } else {
+        float padded[kGroupK] = {};
+        std::copy(in, in + valid, padded);
+        StoreGroup(row, group, padded);
+      }
+    }
+  };
+  const int64_t items = num_rows * items_per_row;
+  if (num_rows * num_groups_ <= 256) {
+    for (int64_t item = 0; item < items; ++item) prepare(item, 0);
+  } else {
+    pool.ParallelFor(items, prepare);
+  }
+}
+
+namespace {
+
+struct Product {
+  const PreparedActivations* x;
+  const PackedMatrix* w;
+  TileFn fn;
+  float* y;
+  int64_t ldy;
+  Rounding rounding;
+};
+
+// One tile times inputs [m0, m0 + num_m).
+void RunTile(const Product& p, int64_t tile_idx, int64_t first_group, int64_t m0, int num_m, int64_t y_row_offset) {
+  alignas(64) float out[kMaxTileM * kTileRows];
+  int32_t row_idx[kMaxTileM];
+  for (int m = 0; m < num_m; ++m) row_idx[m] = static_cast<int32_t>(m0) + m;
+  const PreparedActivations& x = *p.x;
+  const PackedMatrix::Tile& tile = p.w->tile(tile_idx);
+  TileTask task;
+  task.weights = p.w->tile_weights(tile_idx);
+  task.scales = p.w->tile_scales(tile_idx);
+  task.num_groups = p.w->num_groups();
+  task.values = x.values() + first_group * x.num_rows() * kGroupK;
+  task.pairs = x.has_pairs() ? x.pairs() + first_group * x.num_rows() * (kGroupK / 2) : nullptr;
+  task.group_rows = x.num_rows();
+  task.row_idx = row_idx;
+  task.num_m = num_m;
+  task.out = out;
+  task.prefetch_bytes = kPrefetchBytes;
+  p.fn(task);
+  for (int m = 0; m < num_m; ++m) {
+    float* y = p.y + (m0 + m) * p.ldy + (tile.first_row - y_row_offset);
+    const float* in = out + m * kTileRows;
+    if (p.rounding == Rounding::kBf16) {
+      for (int r = 0; r < tile.num_rows; ++r) y[r] = RoundToBf16(in[r]);
+    } else {
+      for (int r = 0; r < tile.num_rows; ++r) y[r] = in[r];
+    }
+  }
+}
+
+}  // namespace
+
+void MatMul(ThreadPool& pool, const PreparedActivations& x, const PackedMatrix& w, int64_t first_row, int64_t num_rows,
+            float* y, int64_t ldy, Rounding rounding, int64_t first_group) {
+  DI_CHECK(x.num_groups() >= first_group + w.num_groups()) << x.cols() << " inputs for " << w.cols() << " columns";
+  const int64_t t = x.num_rows();
+  if (t == 0 || num_rows == 0) return;
+  const Product product{&x, &w, SelectTileFn(w.format(), x), y, ldy, rounding};
+  const int64_t tile_begin = w.TileOfRow(first_row);
+  const int64_t tile_end = w.TileOfRow(first_row + num_rows);
+  const int64_t tile_bytes = w.num_groups() * PackedGroupBytes(w.format());
+  // Few inputs: several tiles per item so that an item is worth its overhead, yet every thread gets a few.
+  int64_t tiles_per_item = 1;
+  if (t <= 8) {
+    const int64_t spread = CeilDiv(tile_end - tile_begin, int64_t{pool.num_threads()} * 4);
+    tiles_per_item = std::clamp<int64_t>(kMinItemBytes / tile_bytes, 1, std::max<int64_t>(spread, 1));
+  }
+  const int64_t tile_items = CeilDiv(tile_end - tile_begin, tiles_per_item);
+  const int64_t m_items = CeilDiv(t, kMaxTileM);
+  pool.ParallelFor(tile_items * m_items, [&](int64_t item, int) {
+    const int64_t m0 = (item / tile_items) * kMaxTileM;
+    const int num_m = static_cast<int>(std::min<int64_t>(kMaxTileM, t - m0));
+    const int64_t begin = tile_begin + (item % tile_items) * tiles_per_item;
+    const int64_t end = std::min(begin + tiles_per_item, tile_end);
+    for (int64_t i = begin; i < end; ++i) RunTile(product, i, first_group, m0, num_m, first_row);
+  });
+}
+
+void GroupedMatMul(ThreadPool& pool, const PreparedActivations& x, const PackedMatrix& w, int64_t groups, float* y,
+                   int64_t ldy, Rounding rounding) {
+  DI_CHECK(groups > 0 && w.rows() % groups == 0 && (groups == 1 || w.cols() % kGroupK == 0)) << "groups " << groups;
+  DI_CHECK(x.num_groups() >= groups * w.num_groups()) << x.cols() << " inputs for " << groups << " x " << w.cols();
+  const int64_t t = x.num_rows();
+  if (t == 0) return;
+  const int64_t rows_per_group = w.rows() / groups;
+  const Product product{&x, &w, SelectTileFn(w.format(), x), y, ldy, rounding};
+  const int64_t num_tiles = w.num_tiles();
+  const int64_t m_items = CeilDiv(t, kMaxTileM);
+  pool.ParallelFor(num_tiles * m_items, [&](int64_t item, int) {
+    const int64_t m0 = (item / num_tiles) * kMaxTileM;
+    const int64_t tile = item % num_tiles;
+    const int num_m = static_cast<int>(std::min<int64_t>(kMaxTileM, t - m0));
+    RunTile(product, tile, w.tile(tile).first_row / rows_per_group * w.num_groups(), m0, num_m, 0);
+  });
+}
+
+}  // namespace deepinfer::cpu

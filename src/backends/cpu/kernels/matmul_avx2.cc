@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Tile kernels for AVX2 and FMA: inputs as float32, weights decoded to float32 in registers, one fused multiply-add per
+// product. Up to eight inputs: the weight stream is decoded once per block of rows straight into the products. More
+// inputs: each group of 32 x 32 weights is decoded once into a panel of 4 KiB and a 6 x 16 register block runs over it.
+// Both take the products of one output in the same order (matmul.h).
+#include <immintrin.h>
+
+#include "backends/cpu/kernels/matmul_kernels.h"
+
+namespace deepinfer::cpu {
+namespace {
+
+#define DI_INLINE __attribute__((always_inline)) inline
+
+// bf16 pairs of one row per dword -> the two float32 values.
+DI_INLINE __m256 LowHalf(__m256i pairs) { return _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)); }
+DI_INLINE __m256 HighHalf(__m256i pairs) {
+  return _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
+}
+
+// A format gives: kGroupBytes, kStepK (inputs per step of 128 bytes), kPerRowScale / kPerTileScale, and Decode, which
+// turns the 32 bytes of eight rows of one step into kStepK vectors of eight rows.
+struct Fp4 {
+  static constexpr int kGroupBytes = 512;
+  static constexpr int kStepK = 8;
+  static constexpr bool kPerRowScale = true;
+  static constexpr bool kPerTileScale = false;
+  DI_INLINE static void Decode(const uint8_t* p, __m256* w) {
+    // e2m1 as bf16: 0, 0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040, 0x4080, 0x40c0 and the sign.
+    const __m256i low_bytes = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(0, 0, -128, -64, 0, 64, -128, -64, 0, 0, -128, -64, 0, 64, -128, -64));
+    const __m256i high_bytes = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(0, 0x3f, 0x3f, 0x3f, 0x40, 0x40, 0x40, 0x40, -128, -65, -65, -65, -64, -64, -64, -64));
+    const __m256i mask = _mm256_set1_epi8(15);
+    const __m256i v = _mm256_load_si256(reinterpret_cast<const __m256i*>(p));
+    const __m256i lo = _mm256_and_si256(v, mask);
+    const __m256i hi = _mm256_and_si256(_mm256_srli_epi16(v, 4), mask);
+    const __m256i lo_l = _mm256_shuffle_epi8(low_bytes, lo);
+    const __m256i lo_h = _mm256_shuffle_epi8(high_bytes, lo);
+    const __m256i hi_l = _mm256_shuffle_epi8(low_bytes, hi);
+    const __m256i hi_h = _mm256_shuffle_epi8(high_bytes, hi);
+    const __m256i p0 = _mm256_unpacklo_epi8(lo_l, lo_h);
+    const __m256i p1 = _mm256_unpackhi_epi8(lo_l, lo_h);
+    const __m256i p2 = _mm256_unpacklo_epi8(hi_l, hi_h);
+    const __m256i p3 = _mm256_unpackhi_epi8(hi_l, hi_h);
+    w[0] = LowHalf(p0);
+    w[1] = HighHalf(p0);
+    w[2] = LowHalf(p1);
+    w[3] = HighHalf(p1);
+    w[4] = LowHalf(p2);
+    w[5] = HighHalf(p2);
+    w[6] = LowHalf(p3);
+    w[7] = HighHalf(p3);
+  }
+};
+
+struct Fp8 {
+  static constexpr int kGroupBytes = 1024;
+  static constexpr int kStepK = 4;
+  static constexpr bool kPerRowScale = false;
+  static constexpr bool kPerTileScale = true;
+  // The byte stands in the top byte of each dword: sign, then 7 bits that become exponent and mantissa of a float32 too
+  // small by 2^120. e4m3 subnormals come out as float32 subnormals, so the product with 2^120 is right for all codes.
+  DI_INLINE static __m256 FromTopByte(__m256i v) {
+    const __m256i bits = _mm256_and_si256(_mm256_srai_epi32(v, 4), _mm256_set1_epi32(static_cast<int>(0x87f00000u)));
+    return _mm256_mul_ps(_mm256_castsi256_ps(bits), _mm256_set1_ps(0x1p120f));
+  }
+  DI_INLINE static void Decode(const uint8_t* p, __m256* w) {
+    const __m256i v = _mm256_load_si256(reinterpret_cast<const __m256i*>(p));
+    const __m256i zero = _mm256_setzero_si256();
+    const __m256i p0 = _mm256_unpacklo_epi8(zero, v);
+    const __m256i p1 = _mm256_unpackhi_epi8(zero, v);
+    w[0] = FromTopByte(_mm256_slli_epi32(p0, 16));
+    w[1] = FromTopByte(p0);
+    w[2] = FromTopByte(_mm256_slli_epi32(p1, 16));
+    w[3] = FromTopByte(p1);
+  }
+};
+
+struct Bf16 {
+  static constexpr int kGroupBytes = 2048;
+  static constexpr int kStepK = 2;
+  static constexpr bool kPerRowScale = false;
+  static constexpr bool kPerTileScale = false;
+  DI_INLINE static void Decode(const uint8_t* p, __m256* w) {
+    const __m256i v = _mm256_load_si256(reinterpret_cast<const __m256i*>(p));
+    w[0] = LowHalf(v);
+    w[1] = HighHalf(v);
+  }
+};
+
+struct F32 {
+  static constexpr int kGroupBytes = 4096;
+  static constexpr int kStepK = 1;
+  static constexpr bool kPerRowScale = false;
+  static constexpr bool kPerTileScale = false;
+  DI_INLINE static void Decode(const uint8_t* p, __m256* w) { w[0] = _mm256_load_ps(reinterpret_cast<const float*>(p)); }
+};
+
+// Scale of rows [8v, 8v + 8) in a group.
+template <typename Format>
+DI_INLINE __m256 GroupScale(const uint8_t* scales, int64_t group, int v) {
+  if constexpr (Format::kPerRowScale) {
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(scales + group * 32 + v * 8));
+    // Byte 0 means 2^-127, the subnormal 0x00400000.
+    const __m256i bits = _mm256_slli_epi32(_mm256_cvtepu8_epi32(bytes), 23);
+    return _mm256_castsi256_ps(_mm256_max_epu32(bits, _mm256_set1_epi32(0x00400000)));
+  } else if constexpr (Format::kPerTileScale) {
+    return _mm256_broadcast_ss(reinterpret_cast<const float*>(scales) + group);
+  } else {
+    return _mm256_setzero_ps();
+  }
+}
+
+template <typename Format>
+DI_INLINE __m256 AddGroup(__m256 partial, __m256 scale, __m256 sum) {
+  if constexpr (Format::kPerRowScale || Format::kPerTileScale) return _mm256_fmadd_ps(partial, scale, sum);
+  return _mm256_add_ps(sum, partial);
+}
+
+// M inputs, kVecs vectors of eight rows at a time: M * kVecs chains of sums hide the latency of the multiply-adds.
+template <typename Format, int M, int kVecs>
+void FewInputs(const TileTask& task) {
+  constexpr int kSteps = 32 / Format::kStepK;
+  const float* x[M];
+  for (int m = 0; m < M; ++m) x[m] = task.values + int64_t{task.row_idx[m]} * 32;
+  const int64_t x_stride = task.group_rows * 32;
+  float* out = task.out;
+  const __m256 zero = _mm256_setzero_ps();
+  for (int i = 0; i < M * 4; ++i) _mm256_store_ps(out + i * 8, zero);
+  const uint8_t* group_weights = task.weights;
+  for (int64_t group = 0; group < task.num_groups; ++group) {
+    for (int v0 = 0; v0 < 4; v0 += kVecs) {
+      __m256 partial[M][kVecs];
+#pragma GCC unroll 8
+      for (int m = 0; m < M; ++m) {
+#pragma GCC unroll 4
+        for (int v = 0; v < kVecs; ++v) partial[m][v] = zero;
+      }
+#pragma GCC unroll 1
+      for (int step = 0; step < kSteps; ++step) {
+        const uint8_t* p = group_weights + step * 128 + v0 * 32;
+        _mm_prefetch(reinterpret_cast<const char*>(p + task.prefetch_bytes), _MM_HINT_T0);
+        if constexpr (kVecs == 4) _mm_prefetch(reinterpret_cast<const char*>(p + task.prefetch_bytes + 64), _MM_HINT_T0);
+#pragma GCC unroll 4
+        for (int v = 0; v < kVecs; ++v) {
+          __m256 w[Format::kStepK];
+          Format::Decode(p + v * 32, w);
+#pragma GCC unroll 8
+          for (int k = 0; k < Format::kStepK; ++k) {
+#pragma GCC unroll 8
+            for (int m = 0; m < M; ++m) {
+              partial[m][v] =
+                  _mm256_fmadd_ps(w[k], _mm256_broadcast_ss(x[m] + step * Format::kStepK + k), partial[m][v]);
+            }
+          }
+        }
+      }
+#pragma GCC unroll 4
+      for (int v = 0; v < kVecs; ++v) {
+        const __m256 scale = GroupScale<Format>(task.scales, group, v0 + v);
+#pragma GCC unroll 8
+        for (int m = 0; m < M; ++m) {
+          float* sum = out + m * 32 + (v0 + v) * 8;
+          _mm256_store_ps(sum, AddGroup<Format>(partial[m][v], scale, _mm256_load_ps(sum)));
+        }
+      }
+    }
+    group_weights += Format::kGroupBytes;
+    for (int m = 0; m < M; ++m) x[m] += x_stride;
+  }
+}
+
+// kM inputs x 16 rows over one decoded group (panel [32 k][32 rows], rows from `panel` on).
+template <typename Format, int kM>
+DI_INLINE void PanelBlock(const float* panel, const float* const* x, __m256 scale0, __m256 scale1, float* out) {
+  __m256 a[kM][2];
+#pragma GCC unroll 8
+  for (int m = 0; m < kM; ++m) {
+    a[m][0] = _mm256_setzero_ps();
+    a[m][1] = _mm256_setzero_ps();
+  }
+#pragma GCC unroll 4
+  for (int k = 0; k < 32; ++k) {
+    const __m256 w0 = _mm256_load_ps(panel + k * 32);
+    const __m256 w1 = _mm256_load_ps(panel + k * 32 + 8);
+#pragma GCC unroll 8
+    for (int m = 0; m < kM; ++m) {
+      const __m256 xv = _mm256_broadcast_ss(x[m] + k);
+      a[m][0] = _mm256_fmadd_ps(w0, xv, a[m][0]);
+      a[m][1] = _mm256_fmadd_ps(w1, xv, a[m][1]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int m = 0; m < kM; ++m) {
+    float* sum = out + m * 32;
+    _mm256_store_ps(sum, AddGroup<Format>(a[m][0], scale0, _mm256_load_ps(sum)));
+    _mm256_store_ps(sum + 8, AddGroup<Format>(a[m][1], scale1, _mm256_load_ps(sum + 8)));
+  }
+}
+
+template <typename Format>
+void ManyInputs(const TileTask& task) {
+  constexpr int kSteps = 32 / Format::kStepK;
+  alignas(64) float panel[32 * 32];
+  float* out = task.out;
+  for (int i = 0; i < task.num_m * 4; ++i) _mm256_store_ps(out + i * 8, _mm256_setzero_ps());
+  for (int64_t group = 0; group < task.num_groups; ++group) {
+    const uint8_t* group_weights = task.weights + group * Format::kGroupBytes;
+    for (int step = 0; step < kSteps; ++step) {
+      _mm_prefetch(reinterpret_cast<const char*>(group_weights + step * 128 + task.prefetch_bytes), _MM_HINT_T0);
+      _mm_prefetch(reinterpret_cast<const char*>(group_weights + step * 128 + task.prefetch_bytes + 64), _MM_HINT_T0);
+#pragma GCC unroll 4
+      for (int v = 0; v < 4; ++v) {
+        __m256 w[Format::kStepK];
+        Format::Decode(group_weights + step * 128 + v * 32, w);
+#pragma GCC unroll 8
+        for (int k = 0; k < Format::kStepK; ++k) _mm256_store_ps(panel + (step * Format::kStepK + k) * 32 + v * 8, w[k]);
+      }
+    }
+    const float* x = task.values + group * task.group_rows * 32;
+    const __m256 scale[4] = {GroupScale<Format>(task.scales, group, 0), GroupScale<Format>(task.scales, group, 1),
+                             GroupScale<Format>(task.scales, group, 2), GroupScale<Format>(task.scales, group, 3)};
+    for (int m = 0; m < task.num_m;) {
+      const int count = task.num_m - m >= 6 ? 6 : task.num_m - m;
+      const float* rows[6];
+      for (int i = 0; i < count; ++i) rows[i] = x + int64_t{task.row_idx[m + i]} * 32;
+      for (int half = 0; half < 2; ++half) {
+        const float* p = panel + half * 16;
+        float* o = out + m * 32 + half * 16;
+        const __m256 s0 = scale[half * 2];
+        const __m256 s1 = scale[half * 2 + 1];
+        switch (count) {
+          case 6:
+            PanelBlock<Format, 6>(p, rows, s0, s1, o);
+            break;
+          case 5:
+            PanelBlock<Format, 5>(p, rows, s0, s1, o);
+            break;
+          case 4:
+            PanelBlock<Format, 4>(p, rows, s0, s1, o);
+            break;
+          case 3:
+            PanelBlock<Format, 3>(p, rows, s0, s1, o);
+            break;
+          case 2:
+            PanelBlock<Format, 2>(p, rows, s0, s1, o);
+            break;
+          default:
+            PanelBlock<Format, 1>(p, rows, s0, s1, o);
+            break;
+        }
+      }
+      m += count;
+    }
+  }
+}
+
+template <typename Format>
+void Tile(const TileTask& task) {
+  switch (task.num_m) {
+    case 1:
+      return FewInputs<Format, 1, 4>(task);
+    case 2:
+      return FewInputs<Format, 2, 2>(task);
+    case 3:
+      return FewInputs<Format, 3, 2>(task);
+    case 4:
+      return FewInputs<Format, 4, 2>(task);
+    default:
+      return ManyInputs<Format>(task);
+  }
+}
+
+}  // namespace
+
+const MatMulKernels kMatMulAvx2 = {Tile<Fp8>, Tile<Fp4>, Tile<Bf16>, Tile<F32>};
+
+}  // namespace deepinfer::cpu
