@@ -15,6 +15,7 @@
 
 #include "core/status.h"
 #include "core/threads.h"
+#include "text/detokenizer.h"
 
 namespace deepinfer::text {
 
@@ -65,21 +66,6 @@ class Tokenizer {
   Tokenizer();
   struct Impl;
   std::unique_ptr<Impl> impl_;
-};
-
-// Streaming detokenizer: O(1) per token, releases text as soon as it is certain (tokenizer.md 6.2).
-class Detokenizer {
- public:
-  explicit Detokenizer(const Tokenizer& tokenizer, bool skip_special = false);
-  // Appends the released text to `out`.
-  void Push(int32_t id, std::string& out);
-  // The end of the stream: complete characters that were held are released, an incomplete one is dropped.
-  void Finish(std::string& out);
-
- private:
-  const Tokenizer& tokenizer_;
-  bool skip_special_;
-  std::string held_;
 };
 
 }  // namespace deepinfer::text
