@@ -1,26 +1,208 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// How a phase runs. `ticket` holds the phase number and the tiles that nobody has taken yet; a thread takes one by
+// compare-and-swap, so a worker that wakes up late can neither take a tile of a finished phase nor see its job. `pending`
+// counts tiles that are not finished; the caller leaves when it is zero. A thread reports its tiles once, when it finds no
+// more to take. The job's fields are plain memory: they are written before the ticket is published and stay as they are
+// while any taken tile is unreported.
 #include "core/threads.h"
 
 #include <sched.h>
 
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <climits>
+#include <fstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+#include "core/check.h"
+
 namespace deepinfer {
+namespace {
+
+// Longer than the gap between two phases of a step, short against a time slice of the operating system.
+constexpr std::chrono::nanoseconds kSpin = std::chrono::microseconds(5);
+constexpr int kMaxThreads = 1024;
+
+inline void CpuRelax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Returns when *word may differ from `seen`.
+void WaitWhileEqual(std::atomic<uint32_t>& word, uint32_t seen) {
+#if defined(__linux__)
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
+#else
+  word.wait(seen);
+#endif
+}
+
+void Wake(std::atomic<uint32_t>& word, int count) {
+#if defined(__linux__)
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE_PRIVATE, count, nullptr, nullptr, 0);
+#else
+  if (count == 1) {
+    word.notify_one();
+  } else {
+    word.notify_all();
+  }
+#endif
+}
+
+// Spins for a short while; true as soon as done() is.
+template <typename F>
+bool SpinUntil(F&& done) {
+  const auto end = std::chrono::steady_clock::now() + kSpin;
+  do {
+    for (int i = 0; i < 32; ++i) {
+      if (done()) return true;
+      CpuRelax();
+    }
+  } while (std::chrono::steady_clock::now() < end);
+  return done();
+}
+
+thread_local bool tls_in_tile = false;
+thread_local int tls_thread_idx = 0;
+
+// Whole processors that the control group grants, 0 = no limit.
+int CgroupCpus() {
+  const auto cpus_of = [](double quota, double period) {
+    return quota > 0 && period > 0 ? std::max(1, static_cast<int>(quota / period)) : 0;
+  };
+  if (std::ifstream v2("/sys/fs/cgroup/cpu.max"); v2) {
+    std::string quota;
+    double period = 0;
+    if (v2 >> quota >> period && quota != "max") return cpus_of(std::strtod(quota.c_str(), nullptr), period);
+    return 0;
+  }
+  std::ifstream quota_file("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"), period_file("/sys/fs/cgroup/cpu/cpu.cfs_period_us");
+  double quota = 0, period = 0;
+  if (quota_file >> quota && period_file >> period) return cpus_of(quota, period);
+  return 0;
+}
+
+}  // namespace
 
 struct ThreadPool::State {
-  int num_threads = 1;
+  alignas(64) std::atomic<uint64_t> ticket{0};  // phase << 32 | tiles not taken
+  alignas(64) std::atomic<uint32_t> pending{0};  // tiles not finished
+  alignas(64) std::atomic<uint32_t> wake{0};  // changes with every phase; idle workers sleep on it
+  std::atomic<uint32_t> num_sleeping{0};
+  std::atomic<bool> caller_sleeps{false};
+  std::atomic<bool> stop{false};
+  // The job of the current phase.
+  TileFn fn = nullptr;
+  void* context = nullptr;
+  uint32_t num_tiles = 0;
+
+  std::vector<std::thread> workers;
+
+  // Takes and runs tiles until none is left, then reports them. True if it ran any.
+  bool Work(int thread_idx) {
+    uint32_t finished = 0;
+    uint64_t seen = ticket.load(std::memory_order_acquire);
+    while (static_cast<uint32_t>(seen) != 0) {
+      if (!ticket.compare_exchange_weak(seen, seen - 1, std::memory_order_acq_rel, std::memory_order_acquire)) continue;
+      // Ascending, so that neighbouring tiles of a weight stream are read in memory order.
+      fn(context, int64_t{num_tiles} - static_cast<uint32_t>(seen), thread_idx);
+      ++finished;
+      seen = ticket.load(std::memory_order_acquire);
+    }
+    if (finished == 0) return false;
+    if (pending.fetch_sub(finished, std::memory_order_seq_cst) == finished &&
+        caller_sleeps.load(std::memory_order_seq_cst)) {
+      Wake(pending, 1);
+    }
+    return true;
+  }
+
+  void WorkerLoop(int thread_idx) {
+    tls_in_tile = true;  // a worker runs nothing but tiles
+    tls_thread_idx = thread_idx;
+    while (!stop.load(std::memory_order_acquire)) {
+      const uint32_t seen_wake = wake.load(std::memory_order_acquire);
+      if (Work(thread_idx)) continue;
+      const auto has_work = [this] {
+        return static_cast<uint32_t>(ticket.load(std::memory_order_relaxed)) != 0 || stop.load(std::memory_order_relaxed);
+      };
+      if (SpinUntil(has_work)) continue;
+      // Announce, then sleep unless a phase began since: the caller changes `wake` before it looks at num_sleeping.
+      num_sleeping.fetch_add(1, std::memory_order_seq_cst);
+      WaitWhileEqual(wake, seen_wake);
+      num_sleeping.fetch_sub(1, std::memory_order_seq_cst);
+    }
+  }
 };
 
-ThreadPool::ThreadPool(int) : state_(std::make_unique<State>()) {}
-ThreadPool::~ThreadPool() = default;
-int ThreadPool::num_threads() const { return state_->num_threads; }
+ThreadPool::ThreadPool(int num_threads) : state_(std::make_unique<State>()) {
+  num_threads_ = std::clamp(num_threads > 0 ? num_threads : NumAvailableCores(), 1, kMaxThreads);
+  state_->workers.reserve(static_cast<size_t>(num_threads_ - 1));
+  for (int i = 1; i < num_threads_; ++i) {
+    state_->workers.emplace_back([state = state_.get(), i] { state->WorkerLoop(i); });
+  }
+}
+
+ThreadPool::~ThreadPool() {
+  state_->stop.store(true, std::memory_order_seq_cst);
+  state_->wake.fetch_add(1, std::memory_order_seq_cst);
+  Wake(state_->wake, INT_MAX);
+  for (std::thread& worker : state_->workers) worker.join();
+}
+
+int ThreadPool::CurrentThreadIdx() { return tls_thread_idx; }
+
 void ThreadPool::Run(int64_t num_tiles, TileFn fn, const void* context) {
-  for (int64_t i = 0; i < num_tiles; ++i) fn(const_cast<void*>(context), i, 0);
+  void* const job = const_cast<void*>(context);
+  if (tls_in_tile) {
+    for (int64_t i = 0; i < num_tiles; ++i) fn(job, i, tls_thread_idx);
+    return;
+  }
+  DI_CHECK(num_tiles < INT_MAX) << "num_tiles " << num_tiles;
+  State& s = *state_;
+  DI_DCHECK(s.pending.load() == 0) << "two threads use one pool";
+  s.fn = fn;
+  s.context = job;
+  s.num_tiles = static_cast<uint32_t>(num_tiles);
+  s.pending.store(s.num_tiles, std::memory_order_relaxed);
+  const uint64_t phase = (s.ticket.load(std::memory_order_relaxed) >> 32) + 1;
+  s.ticket.store(phase << 32 | s.num_tiles, std::memory_order_release);
+  s.wake.fetch_add(1, std::memory_order_seq_cst);
+  const uint32_t sleeping = s.num_sleeping.load(std::memory_order_seq_cst);
+  if (sleeping > 0) Wake(s.wake, static_cast<int>(std::min(sleeping, s.num_tiles - 1)));
+
+  tls_in_tile = true;
+  s.Work(0);
+  tls_in_tile = false;
+  const auto is_done = [&s] { return s.pending.load(std::memory_order_acquire) == 0; };
+  if (SpinUntil(is_done)) return;
+  s.caller_sleeps.store(true, std::memory_order_seq_cst);
+  for (uint32_t left; (left = s.pending.load(std::memory_order_seq_cst)) != 0;) WaitWhileEqual(s.pending, left);
+  s.caller_sleeps.store(false, std::memory_order_relaxed);
 }
 
 int ThreadPool::NumAvailableCores() {
+  int cores = static_cast<int>(std::thread::hardware_concurrency());
+#if defined(__linux__)
   cpu_set_t set;
   CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof(set), &set) != 0) return 1;
-  return CPU_COUNT(&set);
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) cores = CPU_COUNT(&set);
+#endif
+  if (const int quota = CgroupCpus(); quota > 0) cores = std::min(cores, quota);
+  return std::max(cores, 1);
 }
 
 }  // namespace deepinfer

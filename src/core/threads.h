@@ -19,15 +19,16 @@ class ThreadPool {
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
-  int num_threads() const;
+  int num_threads() const { return num_threads_; }
 
   // Calls fn(tile, thread_idx) once for every tile in [0, num_tiles) and returns when all are done. Allocates nothing.
   // fn must not throw. Which thread runs a tile is unspecified: results must not depend on it.
   template <typename F>
   void ParallelFor(int64_t num_tiles, F&& fn) {
     if (num_tiles <= 0) return;
-    if (num_tiles == 1 || num_threads() == 1) {
-      for (int64_t i = 0; i < num_tiles; ++i) fn(i, 0);
+    if (num_tiles == 1 || num_threads_ == 1) {
+      const int thread_idx = CurrentThreadIdx();
+      for (int64_t i = 0; i < num_tiles; ++i) fn(i, thread_idx);
       return;
     }
     Run(num_tiles, &Invoke<std::remove_reference_t<F>>, &fn);
@@ -42,8 +43,11 @@ class ThreadPool {
     (*static_cast<F*>(context))(tile, thread_idx);
   }
   void Run(int64_t num_tiles, TileFn fn, const void* context);
+  // Index of the calling thread while it runs a tile, 0 outside: nested calls keep the index (and scratch) of their thread.
+  static int CurrentThreadIdx();
 
   struct State;
+  int num_threads_;
   std::unique_ptr<State> state_;
 };
 
