@@ -14,7 +14,7 @@ namespace deepinfer::sampling {
 // are checked for their sign only (before a model is known).
 Status ValidateSamplingParams(const SamplingParams& params, int vocab_size = 0);
 
-// After validation: max_tokens 0 -> 1; greedy -> temperature kSamplingEps, top_p 1, top_k off, min_p 0; biases clamped.
+// After validation: max_tokens 0 -> 1; greedy -> temperature 0, top_p 1, top_k off, min_p 0; biases clamped.
 SamplingParams Normalized(SamplingParams params);
 
 }  // namespace deepinfer::sampling

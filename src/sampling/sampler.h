@@ -29,22 +29,22 @@ struct RowContext {
   uint64_t seed = 0;
   int32_t position = 0;  // index the new token will have in its sequence
   DrawMode draw_mode = DrawMode::kInverseCdf;
-  // One bit per id, bit clear = banned; several masks are combined. Empty = all allowed.
-  std::span<const uint32_t> allowed_mask;   // request and policy
-  std::span<const uint32_t> grammar_mask;   // structured output
-  std::span<const int32_t> banned_ids;      // min_tokens and first-token bans of this row
-  const TokenCounts* counts = nullptr;      // needed by penalties
-  std::span<const int32_t> drafts_before;   // verification row j: drafts 1..j belong to the context
-  int32_t forced_id = -1;                   // golden token of this position
+  // One bit per id, bit clear = banned. Empty = all allowed; both apply.
+  std::span<const uint32_t> allowed_mask;  // request and token policy
+  std::span<const uint32_t> grammar_mask;  // structured output
+  std::span<const int32_t> banned_ids;     // min_tokens and first-token bans of this row
+  const TokenCounts* counts = nullptr;     // needed by penalties
+  std::span<const int32_t> drafts_before;  // verification row j: drafts 1..j belong to the context
+  int32_t forced_id = -1;                  // golden token of this position
   LogprobsMode logprobs_mode = LogprobsMode::kProcessed;
   bool compute_sum_smaller_probs = false;
 };
 
 struct SampledToken {
   int32_t id = -1;
-  float logprob = 0;                // processed or raw as asked
+  float logprob = 0;  // processed or raw as asked, floored at kLogprobFloor
   float sum_smaller_probs = -1;
-  std::vector<int32_t> top_ids;     // best first, ties by id
+  std::vector<int32_t> top_ids;  // best first, ties by id
   std::vector<float> top_logprobs;
 };
 
@@ -54,38 +54,48 @@ class Sampler {
 
   int vocab_size() const { return vocab_size_; }
 
-  // `params` are Normalized() and valid. Error kInternal "invalid logits" for a row with NaN or +infinity or nothing left.
+  // `params` are valid and Normalized(). Errors: kInternal "invalid logits" for a row with NaN or +infinity, or with every
+  // token banned.
   Result<SampledToken> Sample(std::span<const float> logits, const SamplingParams& params, const RowContext& context);
 
-  // Steps 2 to 10 only: the processed log probabilities (-inf = dropped) for verification and tests. Valid until the next
-  // call.
-  Result<std::span<const float>> Process(std::span<const float> logits, const SamplingParams& params,
+  // Everything up to the renormalised log probabilities (-infinity = dropped), for verification, prompt log probabilities
+  // and tests. Valid until the next call.
+  Result<std::span<const float>> Process(std::span<const float> logits,
+                                         const SamplingParams& params,
                                          const RowContext& context);
 
-  // Log-softmax value of one token of an untouched row, for prompt log probabilities in raw mode.
+  // Log-softmax value of one token of an untouched row, floored at kLogprobFloor.
   float RawLogprob(std::span<const float> logits, int32_t id);
 
  private:
-  Status ApplyMasksAndPenalties(std::span<const float> logits, const SamplingParams& params, const RowContext& context);
-  Status ProcessRow(std::span<const float> logits, const SamplingParams& params, const RowContext& context);
-  void FilterTopPTopK(const SamplingParams& params);
-  int32_t Draw(const RowContext& context);
-  void TopLogprobs(std::span<const float> logprobs, int k, SampledToken& out);
+  struct RowSum {
+    float max = 0;
+    float log_sum = 0;
+  };
+  struct Cutoff {
+    float threshold = -1.0f;  // probabilities above it are kept
+    int32_t tie_limit = -1;   // and those equal to it up to this id
+  };
+
+  void ApplyMasksAndPenalties(std::span<const float> logits, const SamplingParams& params, const RowContext& context);
+  void ApplyPenalties(const SamplingParams& params, const RowContext& context);
+  Result<RowSum> SumRow(std::span<const float> row, float inv_t);
+  void ProcessRow(const SamplingParams& params, const RowSum& sum, float inv_t);
+  Cutoff FindCutoff(double top_p, int64_t top_k);
+  void TopLogprobs(std::span<const float> values, int k, SampledToken& out);
 
   int vocab_size_;
   int num_lanes_;
-  std::span<const float> row_;   // the row that steps 7.. read: the caller's or modified_
-  std::vector<float> modified_;  // logits after masks, bias and penalties
-  std::vector<float> logprobs_;  // [V]
-  std::vector<float> probs_;     // [V] exp of logprobs_, before renormalisation
+  std::span<const float> row_;     // what the temperature step reads: the caller's row or modified_
+  std::vector<float> modified_;    // [V] logits after masks, bias and penalties
+  std::vector<float> logprobs_;    // [V]
+  std::vector<float> probs_;       // [V]
   std::vector<uint32_t> weights_;  // [V] fixed-point probabilities
-  DrawWorkspace draw_;
   std::vector<float> lanes_;
   std::vector<uint32_t> bucket_counts_;
   std::vector<uint64_t> bucket_masses_;
-  std::vector<int32_t> candidates_;
-  float row_max_ = 0;
-  float log_sum_ = 0;
+  std::vector<int32_t> candidates_;  // [V]
+  DrawWorkspace draw_;
 };
 
 }  // namespace deepinfer::sampling
