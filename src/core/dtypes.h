@@ -82,15 +82,8 @@ inline float E2M1ToFloat(uint8_t code) { return kE2M1Values[code & 15u]; }
 // Nearest of 0, .5, 1, 1.5, 2, 3, 4, 6, ties to the even code, saturating; the sign bit is kept (-0 too).
 inline uint8_t FloatToE2M1(float value) {
   const float a = std::fabs(value);
-  uint8_t code = 0;
-  code += a > 0.25f;
-  code += a >= 0.75f;
-  code += a > 1.25f;
-  code += a >= 1.75f;
-  code += a > 2.5f;
-  code += a >= 3.5f;
-  code += a > 5.0f;
-  return static_cast<uint8_t>(code | (std::signbit(value) ? 8u : 0u));
+  const int code = (a > 0.25f) + (a >= 0.75f) + (a > 1.25f) + (a >= 1.75f) + (a > 2.5f) + (a >= 3.5f) + (a > 5.0f);
+  return static_cast<uint8_t>(code | (std::signbit(value) ? 8 : 0));
 }
 
 // Exponent e of the smallest power of two 2^e >= x, for a positive normal x.

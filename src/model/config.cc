@@ -412,7 +412,12 @@ void CheckSizes(Section& t, const ModelConfig& c) {
   multiple("qk_rope_head_dim", c.qk_rope_head_dim, 2);
   at_most("qk_rope_head_dim", c.qk_rope_head_dim, "head_dim", c.head_dim);
   multiple("num_attention_heads", c.num_attention_heads, c.o_groups);
-  multiple("o_lora_rank", c.o_lora_rank, 32);
+  // The input of wo_b is all groups together, and that of wo_a the heads of one group.
+  if (c.o_groups * int64_t{c.o_lora_rank} % 32 != 0) {
+    t.Fail(
+        "o_lora_rank",
+        fmt::format("* o_groups must be a multiple of 32, got {} * {}", c.o_lora_rank, c.o_groups));
+  }
   at_most("num_experts_per_tok", c.num_experts_per_tok, "n_routed_experts", c.n_routed_experts);
   multiple("index_head_dim", c.index_head_dim, 32);
   at_most("qk_rope_head_dim", c.qk_rope_head_dim, "index_head_dim", c.index_head_dim);
