@@ -59,12 +59,14 @@ enum class StreamAction {
 
 using StreamCallback = std::function<StreamAction(const StreamUpdate&)>;
 
-// Cancels a running generation from another thread or from a signal handler (a lock-free store).
+// Cancels a running generation from another thread or from a signal handler (a lock-free store). A subclass may poll
+// something else; it is asked before every step from the thread that generates.
 class CancelToken {
  public:
+  virtual ~CancelToken() = default;
   void Cancel() { is_cancelled_.store(true, std::memory_order_relaxed); }
   void Reset() { is_cancelled_.store(false, std::memory_order_relaxed); }
-  bool is_cancelled() const { return is_cancelled_.load(std::memory_order_relaxed); }
+  virtual bool is_cancelled() const { return is_cancelled_.load(std::memory_order_relaxed); }
 
  private:
   std::atomic<bool> is_cancelled_{false};

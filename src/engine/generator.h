@@ -12,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/clock.h"
 #include "core/status.h"
 #include "deepinfer/output.h"
 #include "deepinfer/sampling_params.h"
@@ -28,43 +29,51 @@ struct GeneratorOptions {
   // Tokens that are never generated, whatever a request says.
   std::vector<int32_t> token_blacklist;
   double load_s = 0;  // copied into every Timing
+  const Clock* clock = &Clock::Steady();
 };
 
 struct GenerateRequest {
   std::vector<int32_t> prompt_ids;
   SamplingParams params;
-  // Only the added tokens that belong to an answer can be sampled (end, thinking and tool-call marks, grounding). On for
-  // chat, off for raw text.
+  // Only the added tokens that belong to an answer can be sampled (token_policy.h). On for chat, off for raw text.
   bool apply_token_policy = false;
   // The end or stop token that finishes the request leaves no text. Its id is always reported.
   bool hide_stop_token = false;
 };
 
+// Fields of Status that Validate and Generate report for prompts.
+inline constexpr const char* kPromptField = "prompt";              // empty
+inline constexpr const char* kPromptTokensField = "prompt_token_ids";  // an id outside the vocabulary
+inline constexpr const char* kPromptLengthField = "prompt_length";  // longer than the context
+
 class Generator {
  public:
-  // `runner` and `tokenizer` outlive the generator. `eos_token_id` of the configuration is used if the tokenizer has no
+  // `runner` and `tokenizer` outlive the generator. `eos_token_id` (of the configuration) counts if the tokenizer has no
   // end-of-sentence token.
   Generator(StepRunner& runner, const text::Tokenizer& tokenizer, int eos_token_id, GeneratorOptions options = {});
   ~Generator();
 
   // Checks a request without running it. Errors: kInvalidArgument (empty prompt, bad id, bad parameter; the field is
-  // named), kResourceExhausted (prompt longer than the context, field "prompt").
+  // named), kResourceExhausted (prompt longer than the context).
   Status Validate(const GenerateRequest& request) const;
 
   // Runs one request. `callback` (optional) is called from this thread for every token. A cancelled request is no error:
-  // it returns what was generated, with FinishReason::kAbort.
-  Result<Completion> Generate(const GenerateRequest& request, const StreamCallback& callback = {},
+  // it returns what was generated, with FinishReason::kAbort. params.n is ignored: one call is one sample.
+  Result<Completion> Generate(const GenerateRequest& request,
+                              const StreamCallback& callback = {},
                               const CancelToken* cancel = nullptr);
 
-  int eos_token_id() const { return eos_token_id_; }
-  // Encodes text as the user typed it: added tokens in it are matched ("full") or stay plain text.
+  // Text as a user typed it: added tokens spelled in it are matched, unless told otherwise.
   std::vector<int32_t> EncodeText(std::string_view text, bool match_added_tokens = true) const;
+
+  int eos_token_id() const { return eos_token_id_; }
   const text::Tokenizer& tokenizer() const { return tokenizer_; }
   int64_t max_model_len() const { return runner_.max_model_len(); }
+  int vocab_size() const { return runner_.vocab_size(); }
   const GeneratorOptions& options() const { return options_; }
 
  private:
-  struct Run;
+  class Run;  // one request
 
   StepRunner& runner_;
   const text::Tokenizer& tokenizer_;
@@ -72,7 +81,7 @@ class Generator {
   int eot_token_id_;  // -1: the vocabulary has none
   GeneratorOptions options_;
   sampling::Sampler sampler_;
-  std::vector<uint32_t> policy_mask_;     // one bit per id, with the blacklist
+  std::vector<uint32_t> policy_mask_;
   std::vector<uint32_t> blacklist_mask_;  // empty without a blacklist
 };
 

@@ -1,0 +1,369 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/generator.h"
+
+#include <algorithm>
+#include <random>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "engine/stop_strings.h"
+#include "engine/token_policy.h"
+#include "sampling/params.h"
+
+namespace deepinfer {
+
+std::string_view FinishReasonName(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::kNone: return "";
+    case FinishReason::kStop: return "stop";
+    case FinishReason::kLength: return "length";
+    case FinishReason::kAbort: return "abort";
+    case FinishReason::kTimeout: return "timeout";
+    case FinishReason::kPromptLengthExceeded: return "prompt_length_exceeded";
+    case FinishReason::kInvalidToken: return "invalid_token";
+    case FinishReason::kInvalidLogits: return "error: invalid logits";
+  }
+  return "";
+}
+
+namespace engine {
+namespace {
+
+// Logit rows of prompt log probabilities are taken in chunks of at most this size.
+constexpr int64_t kMaxPromptLogitBytes = int64_t{64} << 20;
+
+uint64_t RandomSeed() {
+  std::random_device device;
+  return (uint64_t{device()} << 32) | device();
+}
+
+// Cuts UTF-8 text to at most `max_bytes`, never inside a character.
+std::string_view CutText(std::string_view text, size_t max_bytes) {
+  if (text.size() <= max_bytes) return text;
+  size_t end = max_bytes;
+  while (end > 0 && (static_cast<uint8_t>(text[end]) & 0xC0u) == 0x80u) --end;
+  return text.substr(0, end);
+}
+
+}  // namespace
+
+Generator::Generator(StepRunner& runner, const text::Tokenizer& tokenizer, int eos_token_id, GeneratorOptions options)
+    : runner_(runner),
+      tokenizer_(tokenizer),
+      eos_token_id_(tokenizer.FindAddedToken(kEndOfSentence)),
+      eot_token_id_(tokenizer.FindAddedToken(kEndOfTurn)),
+      options_(std::move(options)),
+      sampler_(runner.vocab_size()),
+      policy_mask_(BuildTokenMask(tokenizer, runner.vocab_size(), true, options_.token_blacklist)) {
+  if (eos_token_id_ < 0) eos_token_id_ = eos_token_id;
+  if (!options_.token_blacklist.empty()) {
+    blacklist_mask_ = BuildTokenMask(tokenizer, runner.vocab_size(), false, options_.token_blacklist);
+  }
+  options_.prefill_chunk_tokens = std::max<int64_t>(options_.prefill_chunk_tokens, 1);
+}
+
+Generator::~Generator() = default;
+
+std::vector<int32_t> Generator::EncodeText(std::string_view text, bool match_added_tokens) const {
+  return match_added_tokens ? tokenizer_.EncodeFull(text) : tokenizer_.EncodePlain(text);
+}
+
+Status Generator::Validate(const GenerateRequest& request) const {
+  if (request.prompt_ids.empty()) {
+    return InvalidArgument("the prompt is empty; give at least one token", kPromptField);
+  }
+  const int vocab_size = runner_.vocab_size();
+  for (size_t i = 0; i < request.prompt_ids.size(); ++i) {
+    const int32_t id = request.prompt_ids[i];
+    if (id < 0 || id >= vocab_size) {
+      return InvalidArgument(fmt::format("prompt token {} has id {} but ids are 0..{}", i, id, vocab_size - 1),
+                             kPromptTokensField);
+    }
+  }
+  const int64_t num_prompt_tokens = static_cast<int64_t>(request.prompt_ids.size());
+  if (num_prompt_tokens > runner_.max_model_len()) {
+    return Status(StatusCode::kResourceExhausted,
+                  fmt::format("the prompt has {} tokens but the context length is {}; shorten it or start with a larger "
+                              "max_model_len",
+                              num_prompt_tokens,
+                              runner_.max_model_len()),
+                  kPromptLengthField);
+  }
+  return sampling::ValidateSamplingParams(request.params, vocab_size);
+}
+
+class Generator::Run {
+ public:
+  Run(Generator& generator, const GenerateRequest& request, const StreamCallback& callback, const CancelToken* cancel)
+      : generator_(generator),
+        request_(request),
+        params_(sampling::Normalized(request.params)),
+        callback_(callback),
+        cancel_(cancel),
+        detokenizer_(generator.tokenizer_, params_.skip_special_tokens),
+        stop_strings_(params_.stop, params_.include_stop_str_in_output),
+        begin_s_(generator.options_.clock->NowSeconds()) {}
+
+  Result<Completion> Execute();
+
+ private:
+  Status Start();
+  Status Prefill();
+  Status PromptLogprobs(std::span<const float> rows, int64_t first_row, int64_t num_rows);
+  // One token from the newest logits: sampled, recorded, checked, reported.
+  Status EmitToken(std::span<const float> logits);
+  void Prepare(sampling::RowContext& row);
+  void CheckStop(int32_t id);
+  // Adds the text that `id` makes certain to the completion; returns it.
+  std::string ReleaseText(int32_t id);
+  std::string FinishText();
+  void LimitText(std::string& text);
+  void Report(const TokenOutput* token, std::string_view text);
+  bool ShouldAbort();
+  double ElapsedSeconds() const { return generator_.options_.clock->NowSeconds() - begin_s_; }
+  bool is_finished() const { return completion_.finish_reason != FinishReason::kNone; }
+  bool IsEndToken(int32_t id) const { return id == generator_.eos_token_id_ || id == generator_.eot_token_id_; }
+  int64_t num_output() const { return static_cast<int64_t>(completion_.ids.size()); }
+
+  Generator& generator_;
+  const GenerateRequest& request_;
+  const SamplingParams params_;
+  const StreamCallback& callback_;
+  const CancelToken* cancel_;
+  std::unique_ptr<RunnerSequence> sequence_;
+  text::Detokenizer detokenizer_;
+  StopStrings stop_strings_;
+  sampling::TokenCounts counts_;
+  std::vector<int32_t> end_bans_;    // while output_len < min_tokens
+  std::vector<int32_t> first_bans_;  // of the first token
+  std::span<const float> logits_;    // last row of the prompt, then of each step
+  Completion completion_;
+  double begin_s_ = 0;
+};
+
+bool Generator::Run::ShouldAbort() {
+  if (cancel_ != nullptr && cancel_->is_cancelled()) {
+    completion_.finish_reason = FinishReason::kAbort;
+  } else if (params_.timeout_s && ElapsedSeconds() > *params_.timeout_s) {
+    completion_.finish_reason = FinishReason::kTimeout;
+  }
+  return is_finished();
+}
+
+Status Generator::Run::Start() {
+  completion_.prompt_ids = request_.prompt_ids;
+  completion_.usage.prompt_tokens = static_cast<int64_t>(request_.prompt_ids.size());
+  completion_.timing.load_s = generator_.options_.load_s;
+  completion_.seed = params_.seq_seed         ? *params_.seq_seed
+                     : params_.random_seed != 0 ? params_.random_seed
+                     : params_.is_greedy()      ? 0
+                                                : RandomSeed();
+  if (params_.has_penalties()) {
+    counts_ = sampling::TokenCounts(generator_.vocab_size());
+    counts_.AddPrompt(request_.prompt_ids);
+  }
+  first_bans_ = {generator_.eos_token_id_};
+  end_bans_ = params_.stop_token_ids;
+  end_bans_.push_back(generator_.eos_token_id_);
+  if (generator_.eot_token_id_ >= 0) end_bans_.push_back(generator_.eot_token_id_);
+  const size_t max_output = static_cast<size_t>(
+      std::min(params_.max_tokens, generator_.max_model_len() + 1 - completion_.usage.prompt_tokens));
+  completion_.ids.reserve(max_output);
+  completion_.tokens.reserve(max_output);
+  DI_ASSIGN_OR_RETURN(sequence_, generator_.runner_.NewSequence());
+  return Status::Ok();
+}
+
+Status Generator::Run::PromptLogprobs(std::span<const float> rows, int64_t first_row, int64_t num_rows) {
+  const std::vector<int32_t>& ids = request_.prompt_ids;
+  const size_t width = static_cast<size_t>(generator_.vocab_size());
+  for (int64_t i = 0; i < num_rows; ++i) {
+    const size_t next = static_cast<size_t>(first_row + i + 1);
+    if (next >= ids.size()) break;
+    const std::span<const float> row = rows.subspan(static_cast<size_t>(i) * width, width);
+    if (generator_.options_.logprobs_mode == LogprobsMode::kRaw) {
+      completion_.prompt_logprobs.push_back(generator_.sampler_.RawLogprob(row, ids[next]));
+      continue;
+    }
+    DI_ASSIGN_OR_RETURN(const std::span<const float> logprobs, generator_.sampler_.Process(row, params_, {}));
+    completion_.prompt_logprobs.push_back(std::max(logprobs[static_cast<size_t>(ids[next])], kLogprobFloor));
+  }
+  return Status::Ok();
+}
+
+Status Generator::Run::Prefill() {
+  const std::span<const int32_t> ids = request_.prompt_ids;
+  size_t chunk_size = static_cast<size_t>(generator_.options_.prefill_chunk_tokens);
+  if (params_.prompt_logprobs) {
+    const int64_t row_bytes = int64_t{generator_.vocab_size()} * static_cast<int64_t>(sizeof(float));
+    chunk_size = std::min(chunk_size, static_cast<size_t>(std::max<int64_t>(kMaxPromptLogitBytes / row_bytes, 1)));
+  }
+  for (size_t done = 0; done < ids.size();) {
+    if (ShouldAbort()) return Status::Ok();
+    const size_t count = std::min(chunk_size, ids.size() - done);
+    const bool is_last = done + count == ids.size();
+    StepChunk chunk;
+    chunk.sequence = sequence_.get();
+    chunk.ids = ids.subspan(done, count);
+    chunk.logits = params_.prompt_logprobs ? LogitRows::kAll : is_last ? LogitRows::kLast : LogitRows::kNone;
+    DI_ASSIGN_OR_RETURN(logits_, generator_.runner_.Forward({&chunk, 1}));
+    if (params_.prompt_logprobs) {
+      DI_RETURN_IF_ERROR(PromptLogprobs(logits_, static_cast<int64_t>(done), static_cast<int64_t>(count)));
+    }
+    done += count;
+  }
+  logits_ = logits_.last(static_cast<size_t>(generator_.vocab_size()));
+  return Status::Ok();
+}
+
+void Generator::Run::Prepare(sampling::RowContext& row) {
+  row.seed = completion_.seed;
+  row.position = static_cast<int32_t>(completion_.usage.prompt_tokens + num_output());
+  row.draw_mode = params_.seq_seed ? sampling::DrawMode::kRace : sampling::DrawMode::kInverseCdf;
+  row.allowed_mask = request_.apply_token_policy ? generator_.policy_mask_ : generator_.blacklist_mask_;
+  if (num_output() < params_.min_tokens) {
+    row.banned_ids = end_bans_;
+  } else if (num_output() == 0 && params_.first_n_token_no_eos == 1) {
+    row.banned_ids = first_bans_;
+  }
+  if (params_.has_penalties()) row.counts = &counts_;
+  const size_t idx = completion_.ids.size();
+  if (idx < params_.golden_token_ids.size()) row.forced_id = params_.golden_token_ids[idx];
+  row.logprobs_mode = generator_.options_.logprobs_mode;
+  row.compute_sum_smaller_probs = generator_.options_.compute_sum_smaller_probs;
+}
+
+// The checks that need no text, in the order of the specification; the first match wins.
+void Generator::Run::CheckStop(int32_t id) {
+  if (!params_.ignore_eos && IsEndToken(id)) {
+    completion_.finish_reason = FinishReason::kStop;
+    completion_.stop_token_id = id;
+  } else if (std::find(params_.stop_token_ids.begin(), params_.stop_token_ids.end(), id) !=
+             params_.stop_token_ids.end()) {
+    completion_.finish_reason = FinishReason::kStop;
+    completion_.stop_token_id = id;
+  } else if (completion_.usage.prompt_tokens + num_output() > generator_.max_model_len() ||
+             num_output() >= params_.max_tokens) {
+    completion_.finish_reason = FinishReason::kLength;
+  }
+}
+
+void Generator::Run::LimitText(std::string& text) {
+  if (!params_.max_output_bytes) return;
+  const size_t limit = static_cast<size_t>(*params_.max_output_bytes);
+  if (completion_.text.size() + text.size() < limit) return;
+  text.resize(CutText(text, limit - completion_.text.size()).size());
+  if (completion_.finish_reason == FinishReason::kNone) completion_.finish_reason = FinishReason::kLength;
+}
+
+std::string Generator::Run::ReleaseText(int32_t id) {
+  std::string released;
+  if (!params_.detokenize) return released;
+  const bool is_hidden = request_.hide_stop_token && completion_.stop_token_id.has_value();
+  std::string decoded;
+  if (!is_hidden) detokenizer_.Push(id, decoded);
+  if (is_finished()) detokenizer_.Finish(decoded);
+  const int stop_idx = stop_strings_.Push(decoded, num_output() >= params_.min_tokens, released);
+  if (stop_idx >= 0) {
+    // A stop string that the last allowed token completes counts as a stop: the text is cut there all the same.
+    if (completion_.finish_reason != FinishReason::kStop) completion_.stop_string = stop_strings_.stop(stop_idx);
+    completion_.finish_reason = FinishReason::kStop;
+  } else if (is_finished()) {
+    stop_strings_.Finish(released);
+  }
+  LimitText(released);
+  completion_.text += released;
+  return released;
+}
+
+// What was held back when the request ended by something else than its newest token.
+std::string Generator::Run::FinishText() {
+  std::string released;
+  if (!params_.detokenize) return released;
+  std::string decoded;
+  detokenizer_.Finish(decoded);
+  stop_strings_.Push(decoded, false, released);
+  stop_strings_.Finish(released);
+  LimitText(released);
+  completion_.text += released;
+  return released;
+}
+
+void Generator::Run::Report(const TokenOutput* token, std::string_view text) {
+  if (!callback_) return;
+  StreamUpdate update;
+  update.token = token;
+  update.text = text;
+  update.finish_reason = completion_.finish_reason;
+  const bool was_finished = is_finished();
+  const StreamAction action = callback_(update);
+  if (was_finished || action == StreamAction::kContinue) return;
+  completion_.finish_reason = action == StreamAction::kStop ? FinishReason::kStop : FinishReason::kAbort;
+  const std::string rest = FinishText();
+  StreamUpdate last;
+  last.text = rest;
+  last.finish_reason = completion_.finish_reason;
+  callback_(last);
+}
+
+Status Generator::Run::EmitToken(std::span<const float> logits) {
+  sampling::RowContext row;
+  Prepare(row);
+  DI_ASSIGN_OR_RETURN(sampling::SampledToken sampled, generator_.sampler_.Sample(logits, params_, row));
+  if (params_.has_penalties()) counts_.AddOutput(sampled.id);
+  completion_.ids.push_back(sampled.id);
+  if (num_output() == 1) completion_.timing.ttft_s = ElapsedSeconds();
+  TokenOutput& output = completion_.tokens.emplace_back();
+  output.token_id = sampled.id;
+  output.logprob = sampled.logprob;
+  output.sum_smaller_probs = sampled.sum_smaller_probs;
+  output.top_token_ids = std::move(sampled.top_ids);
+  output.top_logprobs = std::move(sampled.top_logprobs);
+  output.num_output_tokens = num_output();
+  CheckStop(sampled.id);
+  const std::string text = ReleaseText(sampled.id);
+  Report(&output, text);
+  return Status::Ok();
+}
+
+Result<Completion> Generator::Run::Execute() {
+  DI_RETURN_IF_ERROR(Start());
+  DI_RETURN_IF_ERROR(Prefill());
+  if (!is_finished()) DI_RETURN_IF_ERROR(EmitToken(logits_));
+  while (!is_finished()) {
+    if (ShouldAbort()) {
+      const std::string rest = FinishText();
+      Report(nullptr, rest);
+      break;
+    }
+    StepChunk chunk;
+    chunk.sequence = sequence_.get();
+    chunk.ids = std::span<const int32_t>(completion_.ids).last(1);
+    DI_ASSIGN_OR_RETURN(logits_, generator_.runner_.Forward({&chunk, 1}));
+    DI_RETURN_IF_ERROR(EmitToken(logits_));
+  }
+  completion_.usage.completion_tokens = num_output();
+  Timing& timing = completion_.timing;
+  timing.total_s = ElapsedSeconds();
+  if (num_output() > 1 && timing.total_s > timing.ttft_s) {
+    timing.tokens_per_s = static_cast<double>(num_output() - 1) / (timing.total_s - timing.ttft_s);
+  }
+  if (timing.ttft_s > 0) {
+    timing.prefill_tokens_per_s = static_cast<double>(completion_.usage.prompt_tokens) / timing.ttft_s;
+  }
+  completion_.speculation.steps = num_output();
+  completion_.speculation.emitted_per_step = num_output() > 0 ? 1.0 : 0.0;
+  return std::move(completion_);
+}
+
+Result<Completion> Generator::Generate(const GenerateRequest& request,
+                                       const StreamCallback& callback,
+                                       const CancelToken* cancel) {
+  DI_RETURN_IF_ERROR(Validate(request));
+  Run run(*this, request, callback, cancel);
+  return run.Execute();
+}
+
+}  // namespace engine
+}  // namespace deepinfer
