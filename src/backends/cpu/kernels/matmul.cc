@@ -17,7 +17,7 @@
 #include <bit>
 #include <cstring>
 
-#include "backends/cpu/kernels/matmul_kernels.h"
+#include "backends/cpu/kernels/matmul_tile.h"
 #include "core/check.h"
 #include "core/cpu_features.h"
 #include "core/dtypes.h"
@@ -114,6 +114,8 @@ void PackTile(const MatrixSource& source, int64_t row0, int rows, int64_t num_gr
   }
 }
 
+}  // namespace
+
 TileFn SelectTileFn(WeightFormat format, const PreparedActivations& x) {
   const MatMulKernels* kernels = &kMatMulScalar;
 #if defined(__x86_64__)
@@ -139,8 +141,6 @@ TileFn SelectTileFn(WeightFormat format, const PreparedActivations& x) {
   return kernels->f32;
 }
 
-}  // namespace
-
 int64_t PackedGroupBytes(WeightFormat format) {
   switch (format) {
     case WeightFormat::kFp8Tile32:
@@ -165,7 +165,7 @@ PackedMatrix PackedMatrix::Pack(std::span<const MatrixSource> sources, ThreadPoo
   packed.tile_bytes_ = packed.num_groups_ * PackedGroupBytes(first.format);
   packed.tile_scale_bytes_ = CeilDiv(packed.num_groups_ * GroupScaleBytes(first.format), 64) * 64;
   packed.interleaved_ = interleave;
-  if (interleave) DI_CHECK(sources.size() == 2 && sources[0].rows == sources[1].rows) << "two equal halves expected";
+  DI_CHECK(!interleave || (sources.size() == 2 && sources[0].rows == sources[1].rows)) << "two equal halves expected";
 
   struct Origin {
     const MatrixSource* source;
@@ -315,6 +315,31 @@ void PreparedActivations::Prepare(ThreadPool& pool, const float* x, int64_t num_
   }
 }
 
+void RunPackedTile(TileFn fn, const PackedMatrix& w, int64_t tile_idx, const PreparedActivations& x, int64_t first_group,
+                   const int32_t* row_idx, int num_m, float* out) {
+  TileTask task;
+  task.weights = w.tile_weights(tile_idx);
+  task.scales = w.tile_scales(tile_idx);
+  task.num_groups = w.num_groups();
+  task.values = x.values() + first_group * x.num_rows() * kGroupK;
+  task.pairs = x.has_pairs() ? x.pairs() + first_group * x.num_rows() * (kGroupK / 2) : nullptr;
+  task.group_rows = x.num_rows();
+  task.row_idx = row_idx;
+  task.num_m = num_m;
+  task.out = out;
+  task.prefetch_bytes = kPrefetchBytes;
+  fn(task);
+}
+
+void RoundToBf16InPlace(float* x, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    const uint32_t bits = std::bit_cast<uint32_t>(x[i]);
+    const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u;
+    const uint32_t nan = (bits | 0x00400000u) & 0xffff0000u;
+    x[i] = std::bit_cast<float>((bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded);
+  }
+}
+
 namespace {
 
 struct Product {
@@ -331,28 +356,13 @@ void RunTile(const Product& p, int64_t tile_idx, int64_t first_group, int64_t m0
   alignas(64) float out[kMaxTileM * kTileRows];
   int32_t row_idx[kMaxTileM];
   for (int m = 0; m < num_m; ++m) row_idx[m] = static_cast<int32_t>(m0) + m;
-  const PreparedActivations& x = *p.x;
+  RunPackedTile(p.fn, *p.w, tile_idx, *p.x, first_group, row_idx, num_m, out);
   const PackedMatrix::Tile& tile = p.w->tile(tile_idx);
-  TileTask task;
-  task.weights = p.w->tile_weights(tile_idx);
-  task.scales = p.w->tile_scales(tile_idx);
-  task.num_groups = p.w->num_groups();
-  task.values = x.values() + first_group * x.num_rows() * kGroupK;
-  task.pairs = x.has_pairs() ? x.pairs() + first_group * x.num_rows() * (kGroupK / 2) : nullptr;
-  task.group_rows = x.num_rows();
-  task.row_idx = row_idx;
-  task.num_m = num_m;
-  task.out = out;
-  task.prefetch_bytes = kPrefetchBytes;
-  p.fn(task);
+  if (p.rounding == Rounding::kBf16) RoundToBf16InPlace(out, int64_t{num_m} * kTileRows);
   for (int m = 0; m < num_m; ++m) {
     float* y = p.y + (m0 + m) * p.ldy + (tile.first_row - y_row_offset);
     const float* in = out + m * kTileRows;
-    if (p.rounding == Rounding::kBf16) {
-      for (int r = 0; r < tile.num_rows; ++r) y[r] = RoundToBf16(in[r]);
-    } else {
-      for (int r = 0; r < tile.num_rows; ++r) y[r] = in[r];
-    }
+    for (int r = 0; r < tile.num_rows; ++r) y[r] = in[r];
   }
 }
 

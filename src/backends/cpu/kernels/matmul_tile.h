@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One packed tile times a few prepared inputs: the building block of MatMul and of the expert kernels.
+#pragma once
+
+#include "backends/cpu/kernels/matmul.h"
+#include "backends/cpu/kernels/matmul_kernels.h"
+
+namespace deepinfer::cpu {
+
+// The kernel for `format` and inputs like `x` at the active instruction set level.
+TileFn SelectTileFn(WeightFormat format, const PreparedActivations& x);
+
+// out[m][32] = tile `tile_idx` of w times input rows row_idx[m], m < num_m <= kMaxTileM; input groups from first_group on.
+void RunPackedTile(TileFn fn, const PackedMatrix& w, int64_t tile_idx, const PreparedActivations& x, int64_t first_group,
+                   const int32_t* row_idx, int num_m, float* out);
+
+// Rounds n values to bf16 in place.
+void RoundToBf16InPlace(float* x, int64_t n);
+
+}  // namespace deepinfer::cpu
