@@ -13,4 +13,8 @@ namespace deepinfer::cli {
 // In the order of --help.
 std::span<const Command> Commands();
 
+Command CompletionCommand();
+Command DebugDetokenizeCommand();
+Command DebugTokenizeCommand();
+
 }  // namespace deepinfer::cli

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// deepinfer --version [--json]: version, commit, compiler, backends built in, CPU path chosen.
+#pragma once
+
+#include <string>
+
+#include "cli/output.h"
+
+namespace deepinfer::cli {
+
+std::string Version();
+std::string Commit();  // "unknown" outside a repository
+void PrintVersion(bool json, Output& out);
+
+}  // namespace deepinfer::cli
