@@ -25,76 +25,91 @@ namespace deepinfer {
 
 struct EngineOptions {
   std::string model = "demo";          // a directory, a hub id whose files are in the local cache, or "demo"
+  std::string revision = "main";       // of a hub id
   std::string device = "auto";         // auto, cpu, cuda[:N], ascend[:N]
   std::string numerics = "release";    // release, fp32, plain
   std::string cpu_isa = "auto";        // auto, scalar, avx2, avx512
+  std::string load_format = "auto";    // auto; dummy = seeded weights, for measurements
   int num_threads = 0;                 // 0 = one per available core
   int64_t max_model_len = 4096;        // prompt and output together; 0 = the model's own maximum, which also caps it
   int64_t prefill_chunk_tokens = 2048;
   bool raw_logprobs = false;           // log probabilities of the untouched logits
   bool compute_sum_smaller_probs = false;
-  std::function<void(int64_t done_bytes, int64_t total_bytes)> progress;  // while loading
+  std::function<void(int64_t done_bytes, int64_t total_bytes)> progress = {};  // while loading
 };
 
 struct ToolCall {
-  std::string id;
-  std::string name;
-  std::string arguments;  // JSON text as the model wrote it
+  std::string id = {};
+  std::string name = {};
+  std::string arguments = {};  // JSON text as the model wrote it
 };
 
 struct ChatMessage {
-  std::string role;  // system, user, assistant, tool
-  std::string content;
-  std::string reasoning_content;      // assistant: thinking of an earlier turn
-  std::vector<ToolCall> tool_calls;   // assistant
-  std::string tool_call_id;           // tool: the call it answers
+  std::string role = {};  // system, user, assistant, tool
+  std::string content = {};
+  std::string reasoning_content = {};     // assistant: thinking of an earlier turn
+  std::vector<ToolCall> tool_calls = {};  // assistant
+  std::string tool_call_id = {};          // tool: the call it answers
 };
 
 struct ChatOptions {
   bool thinking = true;
-  int effort = 75;           // 1..100, used when thinking
-  std::string tools_json;    // JSON array of Chat Completions tools; empty = none
-  std::string tool_choice;   // "", auto, none
+  int effort = 75;               // 1..100, used when thinking
+  std::string tools_json = {};   // JSON array of Chat Completions tools; empty = none
+  std::string tool_choice = {};  // "", auto, none
 };
 
-// One piece of a streamed answer.
+// One piece of a streamed answer. Views are valid during the callback only.
 struct ChatDelta {
-  std::string_view reasoning;
-  std::string_view content;
+  std::string_view reasoning = {};
+  std::string_view content = {};
   int tool_call_idx = -1;               // >= 0: the fields below belong to that call
-  std::string_view tool_name;           // set when the call begins
-  std::string_view tool_arguments;      // more of its arguments
+  std::string_view tool_name = {};      // set when the call begins
+  std::string_view tool_arguments = {};  // more of its arguments
 };
 using ChatCallback = std::function<StreamAction(const ChatDelta&)>;
 
 struct ChatCompletion {
   ChatMessage message;        // role assistant, ready to be appended to the conversation
-  std::string finish_reason;  // stop, length, tool_calls, abort, ...
-  Completion completion;      // ids, usage, timing of the underlying generation
+  std::string finish_reason;  // stop, length, tool_calls, abort, timeout
+  Completion completion;      // ids, raw text, usage, timing of the generation
 };
 
 class LLM {
  public:
-  static Result<std::unique_ptr<LLM>> Load(EngineOptions options);
+  static Result<std::unique_ptr<LLM>> Load(EngineOptions options = {});
   ~LLM();
+  LLM(const LLM&) = delete;
+  LLM& operator=(const LLM&) = delete;
 
-  // Continues raw text. Added tokens spelled in the text are matched.
-  Result<Completion> Generate(std::string_view prompt, const SamplingParams& params = {}, const StreamCallback& callback = {},
+  // Continues raw text. Added tokens spelled in the text are matched. params.n is ignored.
+  Result<Completion> Generate(std::string_view prompt,
+                              const SamplingParams& params = {},
+                              const StreamCallback& callback = {},
                               const CancelToken* cancel = nullptr);
-  Result<Completion> Generate(std::span<const int32_t> prompt_ids, const SamplingParams& params = {},
-                              const StreamCallback& callback = {}, const CancelToken* cancel = nullptr);
+  // Token ids are used as they are.
+  Result<Completion> GenerateFromIds(std::span<const int32_t> prompt_ids,
+                                     const SamplingParams& params = {},
+                                     const StreamCallback& callback = {},
+                                     const CancelToken* cancel = nullptr);
   // `params.n` samples of one prompt; sample i uses seed + i. Greedy requests need n = 1.
-  Result<std::vector<Completion>> GenerateMany(std::span<const int32_t> prompt_ids, const SamplingParams& params,
-                                               const CancelToken* cancel = nullptr);
+  Result<std::vector<Completion>> GenerateSamples(std::span<const int32_t> prompt_ids,
+                                                  const SamplingParams& params,
+                                                  const CancelToken* cancel = nullptr);
 
-  // Answers a conversation: renders it, generates with the token policy of the chat protocols, parses the answer.
-  Result<ChatCompletion> Chat(const std::vector<ChatMessage>& messages, const SamplingParams& params = ChatDefaults(),
-                              const ChatOptions& options = {}, const ChatCallback& callback = {},
+  // Answers a conversation: renders it, generates with the token policy of the chat protocols, parses the answer. Stop
+  // strings are looked for in the answer's content only.
+  Result<ChatCompletion> Chat(const std::vector<ChatMessage>& messages,
+                              const SamplingParams& params = ChatDefaults(),
+                              const ChatOptions& options = {},
+                              const ChatCallback& callback = {},
                               const CancelToken* cancel = nullptr);
   // temperature 1, top_p 0.95, max_tokens 1024.
   static SamplingParams ChatDefaults();
 
   std::vector<int32_t> Encode(std::string_view text) const;
+  // The prompt of a conversation as token ids.
+  Result<std::vector<int32_t>> EncodeChat(const std::vector<ChatMessage>& messages, const ChatOptions& options = {}) const;
   std::string Decode(std::span<const int32_t> ids, bool skip_special_tokens = false) const;
 
   int vocab_size() const;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// LoadEngine: from a model directory to something that generates. Opens the checkpoint, reads configuration and tokenizer,
-// compares the memory needed with what the machine has, then loads the weights onto the device. Engine owns all parts.
+// LoadEngine: from the name of a model to something that generates. Reads configuration and tokenizer, opens the
+// checkpoint, compares the memory needed with what the machine has, then loads the weights onto the device. The Engine
+// owns all parts.
 #pragma once
 
 #include <cstdint>
@@ -19,16 +20,18 @@
 namespace deepinfer::engine {
 
 struct LoadOptions {
-  std::string model_dir;          // a directory; names are resolved by ResolveModelDir()
-  std::string device = "auto";    // auto, cpu, cuda[:N], ascend[:N]
-  std::string cpu_isa = "auto";   // auto, scalar, avx2, avx512: the CPU kernels' instruction set
+  std::string model = "demo";   // a directory, a hub id in the local cache, or "demo"
+  std::string revision = "main";  // of a hub id
+  std::string device = "auto";  // auto, cpu, cuda[:N], ascend[:N]
+  std::string cpu_isa = "auto";  // auto, scalar, avx2, avx512: the CPU kernels' instruction set
+  std::string load_format = "auto";  // auto; dummy = seeded weights, only the configuration and the tokenizer are read
   model::Numerics numerics = model::Numerics::kRelease;
   int num_threads = 0;            // 0 = one per available core
-  int64_t max_model_len = 0;      // prompt and output together; 0 = the model's max_position_embeddings
+  int64_t max_model_len = 0;      // prompt and output together; 0 = the model's max_position_embeddings, which also caps it
   int64_t cache_tokens = 0;       // 0 = the cache grows on demand
   bool with_draft = false;        // load the draft head
   bool use_fp4_sparse_kv = true;
-  bool check_memory = true;       // refuse before loading when the estimate exceeds the memory that is free
+  bool check_memory = true;       // refuse before loading when the estimate exceeds the memory that is available
   GeneratorOptions generator;
   // (bytes done, bytes total), from the loading thread. Null: silent.
   std::function<void(int64_t, int64_t)> progress;
@@ -37,6 +40,9 @@ struct LoadOptions {
 class Engine {
  public:
   ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
   Generator& generator();
   model::Model& model();
   const model::ModelConfig& config() const;

@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "deepinfer/llm.h"
+
+#include <random>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "core/json.h"
+#include "engine/load.h"
+#include "protocols/chat_request.h"
+#include "text/output_parser.h"
+#include "text/prompt_renderer.h"
+
+namespace deepinfer {
+
+struct LLM::Impl {
+  std::unique_ptr<engine::Engine> engine;
+  text::PromptTokens prompt_tokens;
+  Status prompt_tokens_status;  // a checkpoint without chat tokens can still continue raw text
+
+  Result<protocols::ConvertedRequest> Convert(const std::vector<ChatMessage>& messages,
+                                              const SamplingParams& params,
+                                              const ChatOptions& options) const;
+};
+
+namespace {
+
+Json MessageJson(const ChatMessage& message) {
+  Json json;
+  json["role"] = message.role;
+  json["content"] = message.content;
+  if (message.role == "assistant") {
+    if (!message.reasoning_content.empty()) json["reasoning_content"] = message.reasoning_content;
+    for (const ToolCall& call : message.tool_calls) {
+      json["tool_calls"].push_back(
+          {{"id", call.id}, {"type", "function"}, {"function", {{"name", call.name}, {"arguments", call.arguments}}}});
+    }
+  }
+  if (message.role == "tool") json["tool_call_id"] = message.tool_call_id;
+  return json;
+}
+
+// "call_" + two-digit index + "_" + 20 letters or digits + 4 digits, as the protocols write it.
+std::string NewToolCallId(int index) {
+  static constexpr char kAlphabet[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
+  std::random_device device;
+  std::string id = fmt::format("call_{:02}_", index);
+  for (int i = 0; i < 20; ++i) id += kAlphabet[device() % 62];
+  for (int i = 0; i < 4; ++i) id += kAlphabet[52 + device() % 10];
+  return id;
+}
+
+// Builds the assistant message from what the parser recognises and passes every piece on.
+class MessageBuilder : public text::ParserSink {
+ public:
+  explicit MessageBuilder(const ChatCallback& callback) : callback_(callback) { message_.role = "assistant"; }
+
+  void OnText(text::Channel channel, std::string_view text, uint64_t, bool) override {
+    ChatDelta delta;
+    if (channel == text::Channel::kReasoning) {
+      message_.reasoning_content += text;
+      delta.reasoning = text;
+    } else {
+      message_.content += text;
+      delta.content = text;
+    }
+    Send(delta);
+  }
+  void OnToolCall(std::string_view name) override {
+    ToolCall& call = message_.tool_calls.emplace_back();
+    call.id = NewToolCallId(static_cast<int>(message_.tool_calls.size()) - 1);
+    call.name = name;
+    ChatDelta delta;
+    delta.tool_call_idx = static_cast<int>(message_.tool_calls.size()) - 1;
+    delta.tool_name = name;
+    Send(delta);
+  }
+  void OnArguments(std::string_view json_text) override {
+    if (message_.tool_calls.empty()) return;
+    message_.tool_calls.back().arguments += json_text;
+    ChatDelta delta;
+    delta.tool_call_idx = static_cast<int>(message_.tool_calls.size()) - 1;
+    delta.tool_arguments = json_text;
+    Send(delta);
+  }
+  void OnToolCallEnd() override {}
+  void OnStop(size_t stop_idx, uint64_t) override { stop_idx_ = stop_idx; }
+
+  // The strongest answer of the callback so far.
+  StreamAction action() const { return action_; }
+  ChatMessage& message() { return message_; }
+  std::optional<size_t> stop_idx() const { return stop_idx_; }
+
+ private:
+  void Send(const ChatDelta& delta) {
+    if (!callback_ || action_ != StreamAction::kContinue) return;
+    action_ = callback_(delta);
+  }
+
+  const ChatCallback& callback_;
+  ChatMessage message_;
+  StreamAction action_ = StreamAction::kContinue;
+  std::optional<size_t> stop_idx_;
+};
+
+}  // namespace
+
+LLM::LLM() : impl_(std::make_unique<Impl>()) {}
+LLM::~LLM() = default;
+
+Result<std::unique_ptr<LLM>> LLM::Load(EngineOptions options) {
+  if (options.prefill_chunk_tokens < 1) {
+    return InvalidArgument(fmt::format("prefill_chunk_tokens is {} but must be at least 1", options.prefill_chunk_tokens),
+                           "prefill_chunk_tokens");
+  }
+  engine::LoadOptions load;
+  load.model = std::move(options.model);
+  load.revision = std::move(options.revision);
+  load.device = std::move(options.device);
+  load.cpu_isa = std::move(options.cpu_isa);
+  load.load_format = std::move(options.load_format);
+  DI_ASSIGN_OR_RETURN(load.numerics, model::ParseNumerics(options.numerics));
+  load.num_threads = options.num_threads;
+  load.max_model_len = options.max_model_len;
+  load.generator.prefill_chunk_tokens = options.prefill_chunk_tokens;
+  load.generator.logprobs_mode = options.raw_logprobs ? LogprobsMode::kRaw : LogprobsMode::kProcessed;
+  load.generator.compute_sum_smaller_probs = options.compute_sum_smaller_probs;
+  load.progress = std::move(options.progress);
+  std::unique_ptr<LLM> llm(new LLM());
+  DI_ASSIGN_OR_RETURN(llm->impl_->engine, engine::LoadEngine(std::move(load)));
+  Result<text::PromptTokens> tokens = text::PromptTokens::FromTokenizer(llm->impl_->engine->tokenizer());
+  if (tokens.ok()) {
+    llm->impl_->prompt_tokens = *std::move(tokens);
+  } else {
+    llm->impl_->prompt_tokens_status = tokens.status();
+  }
+  return llm;
+}
+
+Result<Completion> LLM::Generate(std::string_view prompt,
+                                 const SamplingParams& params,
+                                 const StreamCallback& callback,
+                                 const CancelToken* cancel) {
+  return GenerateFromIds(Encode(prompt), params, callback, cancel);
+}
+
+Result<Completion> LLM::GenerateFromIds(std::span<const int32_t> prompt_ids,
+                                        const SamplingParams& params,
+                                        const StreamCallback& callback,
+                                        const CancelToken* cancel) {
+  engine::GenerateRequest request;
+  request.prompt_ids.assign(prompt_ids.begin(), prompt_ids.end());
+  request.params = params;
+  return impl_->engine->generator().Generate(request, callback, cancel);
+}
+
+Result<std::vector<Completion>> LLM::GenerateSamples(std::span<const int32_t> prompt_ids,
+                                                     const SamplingParams& params,
+                                                     const CancelToken* cancel) {
+  std::vector<Completion> completions;
+  SamplingParams sample = params;
+  for (int i = 0; i < params.n; ++i) {
+    if (params.seq_seed) {
+      sample.seq_seed = *params.seq_seed + static_cast<uint64_t>(i);
+    } else if (params.random_seed != 0 || i > 0) {
+      const uint64_t first = params.random_seed != 0 ? params.random_seed : completions[0].seed;
+      sample.random_seed = first + static_cast<uint64_t>(i);
+    }
+    DI_ASSIGN_OR_RETURN(Completion completion, GenerateFromIds(prompt_ids, sample, {}, cancel));
+    completions.push_back(std::move(completion));
+  }
+  if (completions.empty()) return InvalidArgument(fmt::format("n is {} but must be in [1, 16384]", params.n), "n");
+  return completions;
+}
+
+SamplingParams LLM::ChatDefaults() {
+  SamplingParams params;
+  params.temperature = 1.0;
+  params.top_p = 0.95;
+  params.max_tokens = 1024;
+  return params;
+}
+
+Result<protocols::ConvertedRequest> LLM::Impl::Convert(const std::vector<ChatMessage>& messages,
+                                                       const SamplingParams& params,
+                                                       const ChatOptions& options) const {
+  DI_RETURN_IF_ERROR(prompt_tokens_status);
+  protocols::ConvertOptions convert;
+  convert.tokens = prompt_tokens;
+  Json body;
+  body["model"] = convert.served_models.front();
+  body["messages"] = Json::array();
+  for (const ChatMessage& message : messages) body["messages"].push_back(MessageJson(message));
+  body["thinking"] = {{"type", options.thinking ? "enabled" : "disabled"}};
+  if (options.thinking) body["reasoning_effort"] = options.effort;
+  if (!options.tools_json.empty()) {
+    Result<Json> tools = ParseJson(options.tools_json);
+    if (!tools.ok()) return Status(tools.status()).WithContext("tools");
+    body["tools"] = *std::move(tools);
+  }
+  if (!options.tool_choice.empty()) body["tool_choice"] = options.tool_choice;
+  if (!params.stop.empty()) body["stop"] = params.stop;
+  DI_ASSIGN_OR_RETURN(protocols::ConvertedRequest request, protocols::ConvertChatRequest(DumpJson(body), convert));
+  if (!request.prompt.images.empty()) return Unimplemented("images are not supported yet; send text only");
+  return request;
+}
+
+Result<ChatCompletion> LLM::Chat(const std::vector<ChatMessage>& messages,
+                                 const SamplingParams& params,
+                                 const ChatOptions& options,
+                                 const ChatCallback& callback,
+                                 const CancelToken* cancel) {
+  DI_ASSIGN_OR_RETURN(protocols::ConvertedRequest converted, impl_->Convert(messages, params, options));
+  engine::GenerateRequest request;
+  DI_ASSIGN_OR_RETURN(
+      request.prompt_ids,
+      impl_->engine->tokenizer().EncodePrompt(converted.prompt.text, converted.prompt.special_ranges));
+  request.params = params;
+  request.params.stop.clear();  // the parser looks for them, in the answer's content only
+  request.params.detokenize = true;
+  request.params.skip_special_tokens = false;  // the parser reads the marks
+  request.apply_token_policy = true;
+  request.hide_stop_token = true;
+
+  MessageBuilder builder(callback);
+  text::OutputParser parser(converted.parsing, builder);
+  DI_ASSIGN_OR_RETURN(Completion completion,
+                      impl_->engine->generator().Generate(
+                          request,
+                          [&](const StreamUpdate& update) {
+                            parser.Push(update.text);
+                            return parser.is_stopped() ? StreamAction::kStop : builder.action();
+                          },
+                          cancel));
+  parser.Finish();
+  ChatCompletion answer;
+  answer.message = std::move(builder.message());
+  if (builder.stop_idx()) completion.stop_string = converted.parsing.stop_sequences[*builder.stop_idx()];
+  const bool is_natural_end = completion.finish_reason == FinishReason::kStop && !builder.stop_idx();
+  answer.finish_reason =
+      is_natural_end && parser.num_tool_calls() > 0 ? "tool_calls" : std::string(FinishReasonName(completion.finish_reason));
+  answer.completion = std::move(completion);
+  return answer;
+}
+
+std::vector<int32_t> LLM::Encode(std::string_view text) const { return impl_->engine->generator().EncodeText(text); }
+
+Result<std::vector<int32_t>> LLM::EncodeChat(const std::vector<ChatMessage>& messages, const ChatOptions& options) const {
+  DI_ASSIGN_OR_RETURN(protocols::ConvertedRequest converted, impl_->Convert(messages, {}, options));
+  return impl_->engine->tokenizer().EncodePrompt(converted.prompt.text, converted.prompt.special_ranges);
+}
+
+std::string LLM::Decode(std::span<const int32_t> ids, bool skip_special_tokens) const {
+  return impl_->engine->tokenizer().Decode(ids, skip_special_tokens);
+}
+
+int LLM::vocab_size() const { return impl_->engine->config().vocab_size; }
+int64_t LLM::max_model_len() const { return impl_->engine->model().max_model_len(); }
+int LLM::eos_token_id() const { return impl_->engine->generator().eos_token_id(); }
+const std::string& LLM::model_dir() const { return impl_->engine->model_dir(); }
+double LLM::load_s() const { return impl_->engine->load_s(); }
+
+}  // namespace deepinfer
