@@ -18,7 +18,8 @@ bool DetectSupport(CpuIsa isa) {
     case CpuIsa::kAvx512:
       return DetectSupport(CpuIsa::kAvx2) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
              __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-             __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512bf16");
+             __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni") &&
+             __builtin_cpu_supports("avx512bf16");
   }
   return false;
 #else

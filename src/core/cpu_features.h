@@ -11,7 +11,7 @@
 
 namespace deepinfer {
 
-// kAvx2 means AVX2 with FMA; kAvx512 means AVX-512 F, BW, VL, DQ, VBMI and BF16. Processors between two levels use the lower.
+// kAvx2 means AVX2 with FMA; kAvx512 means AVX-512 F, BW, VL, DQ, VBMI, VNNI and BF16. Processors between two levels use the lower.
 enum class CpuIsa { kScalar = 0, kAvx2 = 1, kAvx512 = 2 };
 
 std::string_view CpuIsaName(CpuIsa isa);

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Index scores for AVX2: lanes are heads, a dword holds four channels of a head. Key codes become unsigned bytes 2 v + 12,
+// multiplied by the signed query bytes and summed in 16 bits over a block of 32 channels (at most 24 * 12 * 32 = 9216);
+// 12 times the sum of the query codes is taken off again.
+#include <immintrin.h>
+
+#include "backends/cpu/kernels/index_kernels.h"
+
+namespace deepinfer::cpu {
+namespace {
+
+#define DI_INLINE __attribute__((always_inline)) inline
+
+// 16 bytes of codes -> 32 bytes 2 v + 12 in channel order.
+DI_INLINE void DecodeBlock(const uint8_t* codes, uint8_t* out) {
+  const __m128i table = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
+  const __m128i v = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes));
+  const __m128i low = _mm_shuffle_epi8(table, _mm_and_si128(v, _mm_set1_epi8(15)));
+  const __m128i high = _mm_shuffle_epi8(table, _mm_and_si128(_mm_srli_epi16(v, 4), _mm_set1_epi8(15)));
+  _mm_store_si128(reinterpret_cast<__m128i*>(out), _mm_unpacklo_epi8(low, high));
+  _mm_store_si128(reinterpret_cast<__m128i*>(out + 16), _mm_unpackhi_epi8(low, high));
+}
+
+DI_INLINE float ScaleOf(uint8_t byte) {
+  const unsigned bits = byte == 0 ? 0x00400000u : static_cast<unsigned>(byte) << 23;
+  float f;
+  __builtin_memcpy(&f, &bits, sizeof(f));
+  return f;
+}
+
+DI_INLINE float Fold(__m256 lanes) {
+  // ((0+4) + (2+6)) + ((1+5) + (3+7))
+  const __m128 a = _mm_add_ps(_mm256_castps256_ps128(lanes), _mm256_extractf128_ps(lanes, 1));
+  const __m128 b = _mm_add_ps(a, _mm_movehl_ps(a, a));
+  return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
+}
+
+// kKeys keys against 16 heads at a time.
+template <int kKeys>
+DI_INLINE void ScoreKeys(const IndexQuery::View& q, const uint8_t* data, const uint8_t* scales, float* scores) {
+  const int blocks = q.dim / 32;
+  alignas(32) uint8_t key[kKeys][kMaxIndexDim];
+  float key_scale[kKeys][kMaxIndexDim / 32];
+  for (int i = 0; i < kKeys; ++i) {
+    for (int b = 0; b < blocks; ++b) {
+      DecodeBlock(data + i * (q.dim / 2) + b * 16, key[i] + b * 32);
+      key_scale[i][b] = ScaleOf(scales[i * blocks + b]);
+    }
+  }
+  __m256 lanes[kKeys];
+  for (int i = 0; i < kKeys; ++i) lanes[i] = _mm256_setzero_ps();
+  const __m256i ones = _mm256_set1_epi16(1);
+  for (int h = 0; h < q.padded_heads; h += 16) {
+    __m256 dot[kKeys][2];
+    for (int i = 0; i < kKeys; ++i) dot[i][0] = dot[i][1] = _mm256_setzero_ps();
+    for (int b = 0; b < blocks; ++b) {
+      __m256i sum[kKeys][2];
+      for (int i = 0; i < kKeys; ++i) sum[i][0] = sum[i][1] = _mm256_setzero_si256();
+      const int8_t* codes = q.codes + (int64_t{b} * 8 * q.padded_heads + h) * 4;
+#pragma GCC unroll 8
+      for (int d = 0; d < 8; ++d) {
+        const __m256i q0 = _mm256_load_si256(reinterpret_cast<const __m256i*>(codes + int64_t{d} * q.padded_heads * 4));
+        const __m256i q1 = _mm256_load_si256(reinterpret_cast<const __m256i*>(codes + int64_t{d} * q.padded_heads * 4 + 32));
+        for (int i = 0; i < kKeys; ++i) {
+          int word;
+          __builtin_memcpy(&word, key[i] + b * 32 + d * 4, 4);
+          const __m256i k = _mm256_set1_epi32(word);
+          sum[i][0] = _mm256_add_epi16(sum[i][0], _mm256_maddubs_epi16(k, q0));
+          sum[i][1] = _mm256_add_epi16(sum[i][1], _mm256_maddubs_epi16(k, q1));
+        }
+      }
+      for (int v = 0; v < 2; ++v) {
+        const __m256i offset =
+            _mm256_load_si256(reinterpret_cast<const __m256i*>(q.offset + b * q.padded_heads + h + v * 8));
+        const __m256 scale = _mm256_load_ps(q.scale + b * q.padded_heads + h + v * 8);
+        for (int i = 0; i < kKeys; ++i) {
+          const __m256i exact = _mm256_sub_epi32(_mm256_madd_epi16(sum[i][v], ones), offset);
+          dot[i][v] = _mm256_add_ps(dot[i][v], _mm256_mul_ps(_mm256_cvtepi32_ps(exact),
+                                                             _mm256_mul_ps(scale, _mm256_set1_ps(key_scale[i][b]))));
+        }
+      }
+    }
+    for (int i = 0; i < kKeys; ++i) {
+      for (int v = 0; v < 2; ++v) {
+        const __m256 relu = _mm256_max_ps(dot[i][v], _mm256_setzero_ps());
+        lanes[i] = _mm256_add_ps(lanes[i], _mm256_mul_ps(_mm256_load_ps(q.weights + h + v * 8), relu));
+      }
+    }
+  }
+  for (int i = 0; i < kKeys; ++i) scores[i] = Fold(lanes[i]);
+}
+
+template <int kKeys>
+DI_INLINE void ScoreFloatKeys(const IndexQuery::View& q, const float* keys, float* scores) {
+  __m256 lanes[kKeys];
+  for (int i = 0; i < kKeys; ++i) lanes[i] = _mm256_setzero_ps();
+  for (int h = 0; h < q.padded_heads; h += 16) {
+    __m256 dot[kKeys][2];
+    for (int i = 0; i < kKeys; ++i) dot[i][0] = dot[i][1] = _mm256_setzero_ps();
+    for (int d = 0; d < q.dim; ++d) {
+      const __m256 q0 = _mm256_load_ps(q.values + int64_t{d} * q.padded_heads + h);
+      const __m256 q1 = _mm256_load_ps(q.values + int64_t{d} * q.padded_heads + h + 8);
+      for (int i = 0; i < kKeys; ++i) {
+        const __m256 k = _mm256_set1_ps(keys[i * q.dim + d]);
+        dot[i][0] = _mm256_add_ps(dot[i][0], _mm256_mul_ps(q0, k));
+        dot[i][1] = _mm256_add_ps(dot[i][1], _mm256_mul_ps(q1, k));
+      }
+    }
+    for (int i = 0; i < kKeys; ++i) {
+      for (int v = 0; v < 2; ++v) {
+        const __m256 relu = _mm256_max_ps(dot[i][v], _mm256_setzero_ps());
+        lanes[i] = _mm256_add_ps(lanes[i], _mm256_mul_ps(_mm256_load_ps(q.weights + h + v * 8), relu));
+      }
+    }
+  }
+  for (int i = 0; i < kKeys; ++i) scores[i] = Fold(lanes[i]);
+}
+
+}  // namespace
+
+void IndexScoreFp4Avx2(const IndexQuery::View& q, const uint8_t* data, const uint8_t* scales, int num_keys, float* scores) {
+  const int64_t data_bytes = q.dim / 2, scale_bytes = q.dim / 32;
+  int i = 0;
+  for (; i + 4 <= num_keys; i += 4) ScoreKeys<4>(q, data + i * data_bytes, scales + i * scale_bytes, scores + i);
+  for (; i < num_keys; ++i) ScoreKeys<1>(q, data + i * data_bytes, scales + i * scale_bytes, scores + i);
+}
+
+void IndexScoreFloatAvx2(const IndexQuery::View& q, const float* keys, int num_keys, float* scores) {
+  int i = 0;
+  for (; i + 4 <= num_keys; i += 4) ScoreFloatKeys<4>(q, keys + int64_t{i} * q.dim, scores + i);
+  for (; i < num_keys; ++i) ScoreFloatKeys<1>(q, keys + int64_t{i} * q.dim, scores + i);
+}
+
+}  // namespace deepinfer::cpu

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Dispatch of the index scores; plain declarations for files compiled for other instruction sets.
+#pragma once
+
+#include <cstdint>
+
+#include "backends/cpu/kernels/index.h"
+
+namespace deepinfer::cpu {
+
+#if defined(__x86_64__)
+void IndexScoreFp4Avx2(const IndexQuery::View& q, const uint8_t* data, const uint8_t* scales, int num_keys, float* scores);
+void IndexScoreFp4Avx512(const IndexQuery::View& q, const uint8_t* data, const uint8_t* scales, int num_keys, float* scores);
+void IndexScoreFloatAvx2(const IndexQuery::View& q, const float* keys, int num_keys, float* scores);
+#endif
+
+inline constexpr int kMaxIndexHeads = 256;
+inline constexpr int kMaxIndexDim = 512;
+
+}  // namespace deepinfer::cpu
