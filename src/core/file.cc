@@ -36,20 +36,25 @@ Result<int64_t> RegularFileSize(const std::string& path, int fd) {
   struct stat st {};
   if (::fstat(fd, &st) != 0) return ReadError(path, errno);
   if (S_ISDIR(st.st_mode)) return ReadError(path, EISDIR);
-  if (!S_ISREG(st.st_mode)) return BadModel(fmt::format("cannot read {}: not a regular file", path));
+  if (!S_ISREG(st.st_mode))
+    return BadModel(fmt::format("cannot read {}: not a regular file", path));
   return int64_t{st.st_size};
 }
 
 }  // namespace
 
 Result<std::string> ReadFile(const std::string& path, int64_t max_bytes) {
-  // O_NONBLOCK keeps a FIFO in the model directory from hanging the open; it has no effect on regular files.
+  // O_NONBLOCK keeps a FIFO in the model directory from hanging the open; it has no effect on
+  // regular files.
   FileDescriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (fd.get() < 0) return ReadError(path, errno);
   DI_ASSIGN_OR_RETURN(const int64_t size, RegularFileSize(path, fd.get()));
   if (size > max_bytes) {
-    return BadModel(fmt::format("{} has {} bytes but at most {} are read; it is not the expected kind of file", path, size,
-                                max_bytes));
+    return BadModel(
+        fmt::format("{} has {} bytes but at most {} are read; it is not the expected kind of file",
+                    path,
+                    size,
+                    max_bytes));
   }
   std::string bytes(static_cast<size_t>(size), '\0');
   size_t done = 0;
@@ -92,6 +97,12 @@ Result<MappedFile> MappedFile::Open(const std::string& path) {
   file.size_ = size;
   if (size > 0) {
     void* mapped = ::mmap(nullptr, static_cast<size_t>(size), PROT_READ, MAP_PRIVATE, fd.get(), 0);
+    if (mapped == MAP_FAILED && errno == ENOMEM) {
+      return ResourceExhausted(fmt::format(
+          "cannot map {} ({} bytes): no address space left; raise the limit (ulimit -v)",
+          path,
+          size));
+    }
     if (mapped == MAP_FAILED) return ReadError(path, errno);
     file.data_ = static_cast<const uint8_t*>(mapped);
   }
@@ -99,7 +110,9 @@ Result<MappedFile> MappedFile::Open(const std::string& path) {
 }
 
 MappedFile::MappedFile(MappedFile&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)), path_(std::move(other.path_)) {}
+    : data_(std::exchange(other.data_, nullptr)),
+      size_(std::exchange(other.size_, 0)),
+      path_(std::move(other.path_)) {}
 
 MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   std::swap(data_, other.data_);

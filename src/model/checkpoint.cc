@@ -6,11 +6,13 @@
 #include <cstring>
 #include <dirent.h>
 #include <sys/stat.h>
+#include <tuple>
 #include <unordered_map>
 
 #include <fmt/format.h>
 
 #include "core/escape.h"
+#include "model/inventory.h"
 #include "model/json_scanner.h"
 
 namespace deepinfer::model {
@@ -226,6 +228,136 @@ Result<TensorView> Checkpoint::Get(std::string_view name) const {
     return BadModel(
         fmt::format("{}: tensor {} is missing; the checkpoint is incomplete", dir_, Escape(name)));
   return *view;
+}
+
+namespace {
+
+// For "layers.3.ffn.experts.12.w1.weight" gives "layers.3" and 12. False for other names.
+bool ParseExpertName(std::string_view name, std::string_view* block, std::string_view* expert) {
+  constexpr std::string_view kInfix = ".ffn.experts.";
+  const size_t at = name.find(kInfix);
+  if (at == std::string_view::npos) return false;
+  *block = name.substr(0, at);
+  *expert = name.substr(at + kInfix.size());
+  *expert = expert->substr(0, expert->find('.'));
+  return true;
+}
+
+// Value of a canonical decimal number ("0", "17"), or -1.
+int ParseIndex(std::string_view text) {
+  if (text.empty() || text.size() > 6 || (text.size() > 1 && text[0] == '0')) return -1;
+  int value = 0;
+  for (const char c : text) {
+    if (c < '0' || c > '9') return -1;
+    value = value * 10 + (c - '0');
+  }
+  return value;
+}
+
+// Experts of block `block` ("layers.3", "mtp.0"), 0 for a block the configuration does not have.
+int NumExpertsOf(std::string_view block, const ModelConfig& config) {
+  for (const auto& [prefix, num_blocks, num_experts] :
+       {std::tuple{std::string_view("layers."), config.num_hidden_layers, config.n_routed_experts},
+        std::tuple{
+            std::string_view("mtp."), config.num_draft_stages, config.dspark_n_routed_experts}}) {
+    if (block.substr(0, prefix.size()) != prefix) continue;
+    const int idx = ParseIndex(block.substr(prefix.size()));
+    if (idx >= 0 && idx < num_blocks) return num_experts;
+  }
+  return 0;
+}
+
+// A layer with experts beyond n_routed_experts belongs to another model.
+Status CheckNoExtraExperts(const Checkpoint& checkpoint, const ModelConfig& config) {
+  for (const auto& [name, view] : checkpoint.tensors()) {
+    std::string_view block;
+    std::string_view expert;
+    if (!ParseExpertName(name, &block, &expert)) continue;
+    const int num_experts = NumExpertsOf(block, config);
+    const int idx = ParseIndex(expert);
+    if (num_experts > 0 && (idx < 0 || idx >= num_experts)) {
+      return BadModel(
+          fmt::format("{}: tensor {} is beyond the {} experts that config.json gives this layer "
+                      "(0..{}); config.json does not "
+                      "belong to this checkpoint",
+                      checkpoint.dir(),
+                      Escape(name),
+                      num_experts,
+                      num_experts - 1));
+    }
+  }
+  return Status::Ok();
+}
+
+}  // namespace
+
+Status Checkpoint::CheckInventory(const ModelConfig& config, bool with_vision) const {
+  constexpr int kMaxCounted =
+      1000;  // bounds the work for a configuration that has nothing to do with the files
+  Status first_error;
+  int num_missing = 0;
+  std::string first_missing;
+  const auto place = [&](const TensorView& view) {
+    return view.shard_idx < 0 ? dir_ : shards_[static_cast<size_t>(view.shard_idx)].path();
+  };
+  int embed_shard_idx = -1;
+  ForEachRequiredTensor(config, with_vision, [&](const RequiredTensor& t) {
+    const auto it = tensors_.find(t.name);
+    if (it == tensors_.end()) {
+      if (num_missing++ == 0) {
+        first_missing =
+            t.is_scale ? fmt::format("{} (the scale of a quantised weight)", t.name) : t.name;
+      }
+      return num_missing < kMaxCounted;
+    }
+    if (!first_error.ok()) return true;
+    const TensorView& view = it->second;
+    if (view.dtype != t.dtype) {
+      first_error =
+          BadModel(fmt::format("{}: tensor {} has dtype {} but must be {}; re-export the "
+                               "checkpoint in the release format",
+                               place(view),
+                               t.name,
+                               DTypeName(view.dtype),
+                               DTypeName(t.dtype)));
+    } else if (!std::equal(
+                   view.shape.begin(), view.shape.end(), t.shape().begin(), t.shape().end())) {
+      first_error =
+          BadModel(fmt::format("{}: tensor {} has shape [{}] but config.json asks for [{}]; "
+                               "config.json and the weights do not "
+                               "belong together",
+                               place(view),
+                               t.name,
+                               fmt::join(view.shape, ", "),
+                               fmt::join(t.shape(), ", ")));
+    } else if (t.part == ModelPart::kEngramTables) {
+      if (!t.is_scale) {
+        embed_shard_idx = view.shard_idx;
+      } else if (view.shard_idx != embed_shard_idx) {
+        first_error =
+            BadModel(fmt::format("{}: tensor {} lies in another shard than its weight; both parts "
+                                 "of an Engram table must be "
+                                 "in one file",
+                                 place(view),
+                                 t.name));
+      }
+    }
+    return true;
+  });
+  if (num_missing > 0) {
+    const std::string more = num_missing == 1 ? ""
+                             : num_missing >= kMaxCounted
+                                 ? fmt::format(" and at least {} more are", num_missing - 1)
+                                 : fmt::format(" and {} more are", num_missing - 1);
+    return BadModel(
+        fmt::format("{}: tensor {}{} missing; the checkpoint is incomplete or config.json belongs "
+                    "to another one",
+                    dir_,
+                    first_missing,
+                    more.empty() ? " is" : more));
+  }
+  DI_RETURN_IF_ERROR(first_error);
+  return CheckNoExtraExperts(*this, config);
 }
 
 int64_t Checkpoint::payload_bytes() const {

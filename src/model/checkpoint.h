@@ -28,6 +28,13 @@ class Checkpoint {
   // *.safetensors of the directory are scanned.
   static Result<std::unique_ptr<Checkpoint>> Open(const std::string& model_dir);
 
+  // Seeded random weights of any configuration, in memory: every tensor is valid and activations
+  // stay in range. Used by load_format=dummy, benchmarks and tests. kResourceExhausted when the
+  // memory is not there.
+  static Result<std::unique_ptr<Checkpoint>> Dummy(const ModelConfig& config,
+                                                   uint64_t seed,
+                                                   ThreadPool* pool = nullptr);
+
   const std::string& dir() const { return dir_; }
   // nullptr if absent. `name` is the canonical form, as in "layers.3.attn.wq_a.weight"; a "model."
   // prefix is ignored.
@@ -49,11 +56,18 @@ class Checkpoint {
 
  private:
   Checkpoint() = default;
+  struct Unmap {
+    Unmap() : num_bytes(0) {}
+    explicit Unmap(int64_t bytes) : num_bytes(bytes) {}
+    int64_t num_bytes;
+    void operator()(uint8_t* memory) const;
+  };
 
   std::string dir_;
   std::vector<SafetensorsFile> shards_;
   std::map<std::string, TensorView, std::less<>> tensors_;
   int64_t payload_bytes_ = 0;
+  std::unique_ptr<uint8_t, Unmap> memory_;  // of a dummy checkpoint
 };
 
 }  // namespace deepinfer::model

@@ -80,6 +80,7 @@ class Emitter {
     t.role = role;
     t.gain = gain;
     t.fan_in = fan_in;
+    t.is_fp4 = dtype == DType::kI8;
     Emit(t);
     t.name = base + ".scale";
     t.dtype = DType::kF8E8M0;

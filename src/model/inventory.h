@@ -54,6 +54,7 @@ struct RequiredTensor {
   ModelPart part = ModelPart::kDense;
   TensorRole role = TensorRole::kLinear;
   bool is_scale = false;  // the scale of the weight that comes just before it
+  bool is_fp4 = false;    // packed FP4, or the scale of such a weight
   float gain = 1;         // kLinear
   int64_t fan_in = 1;     // logical input features
 

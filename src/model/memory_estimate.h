@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What loading a model will take, known before it starts: packed weights, caches and workspace must
+// fit in memory; Engram tables stay in their files.
+#pragma once
+
+#include <cstdint>
+
+#include "core/status.h"
+#include "model/config.h"
+#include "model/inventory.h"
+#include "model/numerics.h"
+
+namespace deepinfer::model {
+
+struct MemoryPlan {
+  Numerics numerics = Numerics::kRelease;
+  bool with_draft = true;
+  bool with_vision = false;
+  bool use_fp4_sparse_kv = true;
+  int64_t cache_tokens = 8192;  // over all sequences
+  int64_t num_sequences = 1;
+  int64_t chunk_tokens = 512;  // rows of one step
+};
+
+struct MemoryNeed {
+  int64_t weight_bytes = 0;
+  int64_t cache_bytes = 0;
+  int64_t workspace_bytes = 0;
+  int64_t mapped_bytes = 0;  // Engram tables: read from the files on demand, not part of total()
+
+  int64_t total() const { return weight_bytes + cache_bytes + workspace_bytes; }
+};
+
+// Bytes of compressed keys and index keys of one token over all source layers (model.md 9).
+int64_t CacheBytesPerToken(const ModelConfig& config, Numerics numerics, bool use_fp4_sparse_kv);
+
+MemoryNeed EstimateMemory(const ModelConfig& config, const MemoryPlan& plan);
+// The same with a summary (vision included) at hand.
+MemoryNeed EstimateMemory(const ModelConfig& config,
+                          const InventorySummary& summary,
+                          const MemoryPlan& plan);
+
+// kResourceExhausted when `need` exceeds what is available, with both numbers and what to do.
+Status CheckMemory(const MemoryNeed& need, int64_t available_bytes);
+
+}  // namespace deepinfer::model
