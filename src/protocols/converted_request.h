@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The result of every conversion: a rendered prompt for the tokenizer, options for the engine, options for the output parser,
+// and what the response encoder must know.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "protocols/inference_options.h"
+#include "text/conversation.h"
+#include "text/output_parser.h"
+#include "text/prompt_renderer.h"
+
+namespace deepinfer::protocols {
+
+enum class CacheMode { kReplay, kExact, kOff };
+
+struct ConvertedRequest {
+  std::string model;  // as the client wrote it
+  text::Conversation conversation;
+  text::RenderedPrompt prompt;
+  InferenceOptions inference;
+  text::ParserOptions parsing;
+  std::string effort_name;  // low, high, xhigh, max; empty for a number or without thinking
+
+  bool stream = false;
+  bool include_usage = false;  // usage key on every chunk
+
+  // Engine extensions.
+  std::string cache_salt;
+  std::optional<CacheMode> cache_mode;
+  std::optional<int> priority;  // 0 interactive, 1 standard, 2 batch
+};
+
+// Renders the prompt and fills in the parser options that follow from it.
+void FinishConversion(const ConvertOptions& options, ConvertedRequest& request);
+
+// "The supported API model names are A, B, but you passed X."
+Status CheckModelName(std::string_view model, const ConvertOptions& options);
+
+}  // namespace deepinfer::protocols

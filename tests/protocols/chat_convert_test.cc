@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <map>
+#include <set>
+
+#include "protocols/chat_request.h"
+#include "protocols/debug_render.h"
+#include "protocols/golden_cases.h"
+
+namespace deepinfer::protocols {
+namespace {
+
+// Where ours differs on purpose (README of the golden cases). A value: our message must start with it.
+const std::map<std::string, std::string>& FreeMessages() {
+  static const auto* const prefixes = new std::map<std::string, std::string>{
+      {"chat/err-strict-format", "Invalid tool parameters schema : "},
+      {"chat/err-strict-anyof-member", "Invalid tool parameters schema : "},
+      {"chat/err-strict-type-list-object", "Invalid tool parameters schema : "},
+      {"chat/err-strict-int-fraction", "Invalid tool parameters schema : "},
+      {"chat/err-unknown-model",
+       "The supported API model names are DeepSeek-V4.1-Flash, deepseek-flash, deepseek-ai/DeepSeek-V4.1-Flash, "
+       "deepseek-v4-flash, but you passed gpt-x."},
+  };
+  return *prefixes;
+}
+
+const std::set<std::string>& Accepted() {
+  static const auto* const ids = new std::set<std::string>{"chat/file-nested", "chat/err-msgs-developer"};
+  return *ids;
+}
+
+std::string RequestText(const Json& test_case) {
+  if (const auto it = test_case.find("request_text"); it != test_case.end()) return it->get<std::string>();
+  return DumpJson(test_case["request"]);
+}
+
+Json DescribeImages(const std::vector<text::ImageRef>& images) {
+  Json out = Json::array();
+  for (const text::ImageRef& image : images) {
+    Json json = Json::object();
+    json["kind"] = image.kind == text::ImageRef::Kind::kUrl ? "url" : "data_url";
+    json["detail"] = image.detail;
+    json["source"] = image.source;
+    json["path"] = image.path;
+    out.push_back(json);
+  }
+  return out;
+}
+
+void CompareRequest(const std::string& id, const ConvertedRequest& request, Json expected) {
+  if (id == "chat/param-mct") expected["inference"]["max_tokens"] = 5;
+  const Json ours = DescribeRequest(request);
+  EXPECT_EQ(ours["prompt"], expected["prompt"]) << id;
+  EXPECT_EQ(ours["special_ranges"], expected["special_ranges_utf8"]) << id;
+  for (const char* key : {"stream", "inference", "parsing", "thinking", "effort"}) {
+    EXPECT_EQ(ours[key], expected[key]) << id << " " << key;
+  }
+  const Json images = DescribeImages(request.prompt.images);
+  EXPECT_EQ(images, expected.contains("images") ? expected["images"] : Json::array()) << id;
+}
+
+TEST(ChatConvert, GoldenCases) {
+  int num_passed = 0;
+  for (const Json& test_case : ReadJsonLines("protocols/chat_convert.jsonl")) {
+    const std::string id = test_case["id"];
+    const Result<ConvertedRequest> request = ConvertChatRequest(RequestText(test_case), ConvertOptions());
+    const Json& expected = test_case["expect"];
+    if (expected.contains("ok")) {
+      ASSERT_TRUE(request.ok()) << id << ": " << request.status().ToString();
+      CompareRequest(id, *request, expected["ok"]);
+    } else if (Accepted().contains(id)) {
+      EXPECT_TRUE(request.ok()) << id << ": " << request.status().ToString();
+    } else {
+      ASSERT_FALSE(request.ok()) << id;
+      EXPECT_EQ(HttpStatus(request.status()), expected["error"]["status"].get<int>()) << id;
+      const Json body = ErrorBody(Api::kChat, request.status());
+      if (const auto it = FreeMessages().find(id); it != FreeMessages().end()) {
+        EXPECT_EQ(request.status().message().substr(0, it->second.size()), it->second) << id;
+      } else if (expected["error"]["stage"] == "convert") {
+        EXPECT_EQ(body, expected["error"]["body"]) << id;
+      } else {
+        EXPECT_EQ(body["error"]["type"], expected["error"]["type"]) << id;
+        EXPECT_EQ(request.status().message().find("Failed to deserialize the JSON body into the target type: "), 0u) << id;
+      }
+    }
+    if (!HasFailure()) ++num_passed;
+  }
+  RecordProperty("cases", num_passed);
+  EXPECT_EQ(num_passed, 197);
+}
+
+TEST(ChatConvert, DeliberateDifferences) {
+  for (const Json& test_case : ReadJsonLines("protocols/chat_convert.jsonl")) {
+    const std::string id = test_case["id"];
+    if (id == "chat/file-nested") {
+      const auto request = ConvertChatRequest(RequestText(test_case), ConvertOptions());
+      ASSERT_TRUE(request.ok()) << request.status().ToString();
+      const std::string tail = "<｜User｜>x\n\n<｜deepseek_image｜><｜Assistant｜></think>";
+      ASSERT_GE(request->prompt.text.size(), tail.size());
+      EXPECT_EQ(request->prompt.text.substr(request->prompt.text.size() - tail.size()), tail);
+      EXPECT_EQ(DescribeImages(request->prompt.images),
+                Json::parse(R"([{"kind":"data_url","detail":"high","source":"data:image/png;base64,iVBORw0KGgo=","path":".messages[2]"}])"));
+    } else if (id == "chat/err-msgs-developer") {
+      const auto request = ConvertChatRequest(RequestText(test_case), ConvertOptions());
+      ASSERT_TRUE(request.ok());
+      EXPECT_EQ(request->prompt.text, "<｜begin▁of▁sentence｜><｜System｜>x<｜Assistant｜></think>");
+    }
+  }
+}
+
+}  // namespace
+}  // namespace deepinfer::protocols
