@@ -2,12 +2,10 @@
 #include "core/memory_info.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <fstream>
 #include <optional>
 #include <sstream>
-
-#include <fmt/format.h>
+#include <string>
 
 namespace deepinfer {
 
@@ -86,18 +84,6 @@ MemoryInfo ReadMemoryInfo() {
     }
   }
   return info;
-}
-
-std::string FormatBytes(int64_t bytes) {
-  static constexpr const char* kUnits[] = {"kB", "MB", "GB", "TB", "PB", "EB"};
-  if (bytes < 1000) return fmt::format("{} bytes", bytes);
-  double value = static_cast<double>(bytes) / 1000;
-  size_t unit = 0;
-  while (value >= 999.95 && unit + 1 < std::size(kUnits)) {
-    value /= 1000;
-    ++unit;
-  }
-  return fmt::format("{:.1f} {}", value, kUnits[unit]);
 }
 
 }  // namespace deepinfer

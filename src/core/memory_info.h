@@ -5,7 +5,6 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 
 namespace deepinfer {
 
@@ -17,8 +16,5 @@ struct MemoryInfo {
 };
 
 MemoryInfo ReadMemoryInfo();
-
-// "289.3 GB", "1.5 MB", "512 bytes"; decimal units.
-std::string FormatBytes(int64_t bytes);
 
 }  // namespace deepinfer

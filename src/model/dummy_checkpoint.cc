@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "core/memory_info.h"
+#include "core/progress.h"
 #include "model/checkpoint.h"
 #include "model/inventory.h"
 #include "model/seeded_weights.h"

@@ -5,7 +5,7 @@
 
 #include <fmt/format.h>
 
-#include "core/memory_info.h"
+#include "core/progress.h"
 
 namespace deepinfer::model {
 
