@@ -31,6 +31,7 @@ struct LoadOptions {
   // Tokens the paged cache can hold over all sequences; 0 = grows on demand up to max_model_len per sequence.
   int64_t cache_tokens = 0;
   bool use_fp4_sparse_kv = true;     // false: MXFP8 compressed KV
+  int64_t max_step_rows = 0;         // rows of one internal step (longer chunks are split); 0 = the built-in choice
   std::vector<int32_t> compressed_vocab;  // Engram token map, from text::Tokenizer::BuildCompressedVocab().map
   // (bytes done, bytes total); called from the loading thread.
   std::function<void(int64_t, int64_t)> progress;

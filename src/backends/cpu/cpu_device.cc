@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backends/cpu/cpu_device.h"
+
+#include <sys/mman.h>
+
+#include <cstdlib>
+#include <cstring>
+
+#include <fmt/format.h>
+
+namespace deepinfer::cpu {
+
+namespace {
+
+// Allocations from this size on are page mappings: zeroed by the kernel when touched, huge pages where possible.
+constexpr int64_t kMapThreshold = int64_t{1} << 20;
+
+void* MapPages(int64_t bytes) {
+  void* data = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  return data == MAP_FAILED ? nullptr : data;
+}
+
+}  // namespace
+
+CpuDevice::CpuDevice(int num_threads, Isa isa)
+    : pool_(std::make_unique<ThreadPool>(num_threads)), isa_(isa), row_ops_(RowOpsFor(isa)) {
+  scratch_.resize(static_cast<size_t>(pool_->num_threads()));
+}
+
+CpuDevice::~CpuDevice() = default;
+
+Result<std::unique_ptr<CpuDevice>> CpuDevice::Create(int num_threads, std::string_view isa) {
+  const Isa best = DetectIsa();
+  Isa chosen = best;
+  if (isa == "scalar") {
+    chosen = Isa::kScalar;
+  } else if (isa == "avx2") {
+    chosen = Isa::kAvx2;
+  } else if (isa == "avx512") {
+    chosen = Isa::kAvx512;
+  } else if (!isa.empty() && isa != "auto") {
+    return InvalidArgument(fmt::format("cpu_isa is \"{}\"; use auto, scalar, avx2 or avx512", isa), "cpu_isa");
+  }
+  if (chosen > best) return InvalidArgument(fmt::format("this machine does not support cpu_isa {}; use auto", isa), "cpu_isa");
+  return std::unique_ptr<CpuDevice>(new CpuDevice(num_threads, chosen));
+}
+
+Result<device::Buffer> CpuDevice::Allocate(int64_t bytes) {
+  const int64_t rounded = (std::max<int64_t>(bytes, 1) + 63) / 64 * 64;
+  void* data = nullptr;
+  if (rounded >= kMapThreshold) {
+    data = MapPages(rounded);
+    if (data != nullptr) madvise(data, static_cast<size_t>(rounded), MADV_HUGEPAGE);
+  } else {
+    data = std::aligned_alloc(64, static_cast<size_t>(rounded));
+    if (data != nullptr) std::memset(data, 0, static_cast<size_t>(rounded));
+  }
+  if (data == nullptr) return ResourceExhausted(fmt::format("cannot allocate {} bytes of memory", bytes));
+  return device::Buffer(this, data, rounded);
+}
+
+Result<device::Buffer> CpuDevice::Reserve(int64_t bytes) {
+  const int64_t rounded = std::max(bytes, kMapThreshold);
+  void* data = MapPages(rounded);
+  if (data == nullptr) return ResourceExhausted(fmt::format("cannot reserve {} bytes of address space", bytes));
+  return device::Buffer(this, data, rounded);
+}
+
+void CpuDevice::Free(void* data, int64_t bytes) {
+  if (bytes >= kMapThreshold) {
+    munmap(data, static_cast<size_t>(bytes));
+  } else {
+    std::free(data);
+  }
+}
+
+void CpuDevice::Upload(void* to, const void* host_from, int64_t bytes) {
+  if (bytes > 0) std::memcpy(to, host_from, static_cast<size_t>(bytes));
+}
+
+void CpuDevice::Download(void* host_to, const void* from, int64_t bytes) {
+  if (bytes > 0) std::memcpy(host_to, from, static_cast<size_t>(bytes));
+}
+
+void CpuDevice::ReadAct(const Act& x, int64_t rows, int64_t width, float* host_to) {
+  for (int64_t t = 0; t < rows; ++t)
+    std::memcpy(host_to + t * width, Row(x, t), static_cast<size_t>(width) * sizeof(float));
+}
+
+void CpuDevice::WriteAct(const Act& x, int64_t rows, int64_t width, const float* host_from) {
+  for (int64_t t = 0; t < rows; ++t)
+    std::memcpy(Row(x, t), host_from + t * width, static_cast<size_t>(width) * sizeof(float));
+}
+
+float* CpuDevice::Scratch(int thread_idx, int slot, int64_t num_floats) {
+  auto& buffer = scratch_[static_cast<size_t>(thread_idx)].slots[slot];
+  if (static_cast<int64_t>(buffer.size()) < num_floats) buffer.resize(static_cast<size_t>(num_floats + num_floats / 4));
+  return buffer.data();
+}
+
+}  // namespace deepinfer::cpu

@@ -1,0 +1,427 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Included by row_ops.cc, row_ops_avx2.cc and row_ops_avx512.cc, each inside its own anonymous namespace. Element-wise loops
+// are left to the compiler's vectoriser; reductions are written over two accumulators of eight lanes.
+// No include guard: one inclusion per translation unit.
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "backends/cpu/row_ops.h"
+
+namespace deepinfer::cpu {
+namespace {
+
+typedef float F8 __attribute__((vector_size(32)));
+typedef float F8u __attribute__((vector_size(32), aligned(4), may_alias));
+
+inline F8 Load(const float* x) { return *reinterpret_cast<const F8u*>(x); }
+
+// The fixed tree that ends every reduction.
+inline float Fold(const F8& a, const F8& b) {
+  const F8 s = a + b;
+  return ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]));
+}
+
+template <typename Term>
+inline float Reduce(int64_t n, Term term) {
+  F8 a = {}, b = {};
+  for (int64_t i = 0; i + 16 <= n; i += 16) {
+    a += term(i);
+    b += term(i + 8);
+  }
+  return Fold(a, b);
+}
+
+// A tail shorter than 16 is added one by one after the fold.
+inline float SumSquares(const float* x, int64_t n) {
+  float sum = Reduce(n, [x](int64_t i) { const F8 v = Load(x + i); return v * v; });
+  for (int64_t i = n & ~int64_t{15}; i < n; ++i) sum += x[i] * x[i];
+  return sum;
+}
+
+inline float Dot(const float* x, const float* y, int64_t n) {
+  float sum = Reduce(n, [x, y](int64_t i) { return Load(x + i) * Load(y + i); });
+  for (int64_t i = n & ~int64_t{15}; i < n; ++i) sum += x[i] * y[i];
+  return sum;
+}
+
+inline float Dot3(const float* x, const float* w, const float* y, int64_t n) {
+  float sum = Reduce(n, [x, w, y](int64_t i) { return Load(x + i) * Load(w + i) * Load(y + i); });
+  for (int64_t i = n & ~int64_t{15}; i < n; ++i) sum += x[i] * w[i] * y[i];
+  return sum;
+}
+
+// Four outputs share the loads of x; each output has the lane structure of Dot.
+void Dots(const float* x, const float* fn, int64_t n, int num_outputs, float* out) {
+  int o = 0;
+  for (; o + 4 <= num_outputs; o += 4) {
+    const float* f0 = fn + (o + 0) * n;
+    const float* f1 = fn + (o + 1) * n;
+    const float* f2 = fn + (o + 2) * n;
+    const float* f3 = fn + (o + 3) * n;
+    F8 a0 = {}, a1 = {}, a2 = {}, a3 = {}, b0 = {}, b1 = {}, b2 = {}, b3 = {};
+    for (int64_t i = 0; i + 16 <= n; i += 16) {
+      const F8 xa = Load(x + i), xb = Load(x + i + 8);
+      a0 += xa * Load(f0 + i);
+      b0 += xb * Load(f0 + i + 8);
+      a1 += xa * Load(f1 + i);
+      b1 += xb * Load(f1 + i + 8);
+      a2 += xa * Load(f2 + i);
+      b2 += xb * Load(f2 + i + 8);
+      a3 += xa * Load(f3 + i);
+      b3 += xb * Load(f3 + i + 8);
+    }
+    out[o] = Fold(a0, b0);
+    out[o + 1] = Fold(a1, b1);
+    out[o + 2] = Fold(a2, b2);
+    out[o + 3] = Fold(a3, b3);
+    for (int64_t i = n & ~int64_t{15}; i < n; ++i) {
+      out[o] += x[i] * f0[i];
+      out[o + 1] += x[i] * f1[i];
+      out[o + 2] += x[i] * f2[i];
+      out[o + 3] += x[i] * f3[i];
+    }
+  }
+  for (; o < num_outputs; ++o) out[o] = Dot(x, fn + o * n, n);
+}
+
+// Branch-free bf16 rounding of finite values; infinities and quiet NaNs survive too.
+template <bool kRound>
+inline float Round(float v) {
+  if constexpr (!kRound) return v;
+  uint32_t bits = std::bit_cast<uint32_t>(v);
+  bits += 0x7fffu + ((bits >> 16) & 1u);
+  return std::bit_cast<float>(bits & 0xffff0000u);
+}
+
+// Rounds to a format with `kMantissa` bits, smallest normal 2^kMinExponent and largest value kMax; ties to even.
+template <int kMantissa, int kMinExponent>
+inline float RoundMini(float v, float max) {
+  constexpr uint32_t kDrop = 23 - kMantissa;
+  constexpr uint32_t kMinNormal = static_cast<uint32_t>(127 + kMinExponent) << 23;
+  // Adding this makes the FPU round to a multiple of the subnormal step.
+  const float magic = std::bit_cast<float>((static_cast<uint32_t>(127 + kMinExponent - kMantissa + 23) << 23) | 0x400000u);
+  const uint32_t bits = std::bit_cast<uint32_t>(v);
+  const uint32_t sign = bits & 0x80000000u;
+  const uint32_t magnitude = bits & 0x7fffffffu;
+  const uint32_t normal =
+      (magnitude + ((1u << (kDrop - 1)) - 1u) + ((magnitude >> kDrop) & 1u)) & ~((1u << kDrop) - 1u);
+  const float small = (std::bit_cast<float>(magnitude) + magic) - magic;
+  const uint32_t rounded = magnitude < kMinNormal ? std::bit_cast<uint32_t>(small) : normal;
+  const uint32_t limit = std::bit_cast<uint32_t>(max);
+  return std::bit_cast<float>((rounded < limit ? rounded : limit) | sign);
+}
+
+inline float RoundE4M3(float v) { return RoundMini<3, -6>(v, 448.0f); }
+inline float RoundE2M1(float v) { return RoundMini<1, 0>(v, 6.0f); }
+
+template <int kGroup>
+inline float AbsMax(const float* x) {
+  int32_t max = 0;
+  for (int i = 0; i < kGroup; ++i) {
+    const int32_t m = std::bit_cast<int32_t>(x[i]) & 0x7fffffff;
+    max = m > max ? m : max;
+  }
+  return std::bit_cast<float>(max);
+}
+
+// Copies of core/dtypes.h with internal linkage: an inline function compiled here for a newer instruction set must not
+// become the one that the linker keeps for everybody.
+inline int CeilLog2Of(float x) { return static_cast<int>((std::bit_cast<uint32_t>(x) - 1u) >> 23) + 1 - 127; }
+
+inline float ScaleOf(uint8_t b) {
+  return std::bit_cast<float>(b == 0 ? 0x00400000u : (b == 255 ? 0x7fc00000u : uint32_t{b} << 23));
+}
+
+inline float Pow2(int e) { return std::bit_cast<float>(static_cast<uint32_t>(e + 127) << 23); }
+
+void FakeFp8(const float* x, int64_t n, float* out) {
+  for (int64_t b = 0; b < n; b += 32) {
+    const float amax = AbsMax<32>(x + b);
+    const int e = CeilLog2Of((amax < 1e-4f ? 1e-4f : amax) * (1.0f / 448.0f));
+    const float inverse = Pow2(-e), s = Pow2(e);
+    for (int i = 0; i < 32; ++i) out[b + i] = RoundE4M3(x[b + i] * inverse) * s;
+  }
+}
+
+void FakeFp4Pow2(const float* x, int64_t n, float* out) {
+  constexpr float kFloor = 0x1.8p-124f;  // 6 * 2^-126
+  for (int64_t b = 0; b < n; b += 32) {
+    const float amax = AbsMax<32>(x + b);
+    const int e = CeilLog2Of((amax < kFloor ? kFloor : amax) * (1.0f / 6.0f));
+    const float inverse = Pow2(-e), s = Pow2(e);
+    for (int i = 0; i < 32; ++i) out[b + i] = RoundE2M1(x[b + i] * inverse) * s;
+  }
+}
+
+inline float Fp4Scale(float amax) {
+  constexpr float kFloor = 0x1.8p-7f;  // 6 * 2^-9
+  return RoundE4M3((amax < kFloor ? kFloor : amax) / 6.0f);
+}
+
+void FakeFp4E4M3(const float* x, int64_t n, float* out) {
+  for (int64_t b = 0; b < n; b += 16) {
+    const float s = Fp4Scale(AbsMax<16>(x + b));
+    for (int i = 0; i < 16; ++i) out[b + i] = RoundE2M1(x[b + i] / s) * s;
+  }
+}
+
+template <bool kRound>
+void RmsNormT(const float* x, const float* w, int64_t n, float eps, float* out) {
+  const float r = 1.0f / std::sqrt(SumSquares(x, n) / static_cast<float>(n) + eps);
+  for (int64_t i = 0; i < n; ++i) out[i] = Round<kRound>(w[i] * (x[i] * r));
+}
+void RmsNorm(const float* x, const float* w, int64_t n, float eps, bool round, float* out) {
+  round ? RmsNormT<true>(x, w, n, eps, out) : RmsNormT<false>(x, w, n, eps, out);
+}
+
+void RoundRow(const float* x, int64_t n, float* out) {
+  for (int64_t i = 0; i < n; ++i) out[i] = Round<true>(x[i]);
+}
+
+void ScaleRow(float* x, int64_t n, float factor, bool round) {
+  if (round) {
+    for (int64_t i = 0; i < n; ++i) x[i] = Round<true>(x[i] * factor);
+  } else {
+    for (int64_t i = 0; i < n; ++i) x[i] *= factor;
+  }
+}
+
+template <bool kRound>
+void CollapseT(const float* trunk, const float* pre, int streams, int64_t n, float* __restrict out) {
+  if (streams == 4) {
+    const float p0 = pre[0], p1 = pre[1], p2 = pre[2], p3 = pre[3];
+    for (int64_t c = 0; c < n; ++c)
+      out[c] = Round<kRound>(((p0 * trunk[c] + p1 * trunk[n + c]) + p2 * trunk[2 * n + c]) + p3 * trunk[3 * n + c]);
+    return;
+  }
+  for (int64_t c = 0; c < n; ++c) {
+    float sum = pre[0] * trunk[c];
+    for (int j = 1; j < streams; ++j) sum += pre[j] * trunk[j * n + c];
+    out[c] = Round<kRound>(sum);
+  }
+}
+void Collapse(const float* trunk, const float* pre, int streams, int64_t n, bool round, float* out) {
+  round ? CollapseT<true>(trunk, pre, streams, n, out) : CollapseT<false>(trunk, pre, streams, n, out);
+}
+
+template <bool kRound>
+void ExpandT(const float* __restrict y, const float* post, const float* comb, int streams, int64_t n, float* trunk) {
+  if (streams == 4) {
+    float* __restrict t0 = trunk;
+    float* __restrict t1 = trunk + n;
+    float* __restrict t2 = trunk + 2 * n;
+    float* __restrict t3 = trunk + 3 * n;
+    float m[16], q[4];
+    std::memcpy(m, comb, sizeof(m));
+    std::memcpy(q, post, sizeof(q));
+    for (int64_t c = 0; c < n; ++c) {
+      const float a = t0[c], b = t1[c], d = t2[c], e = t3[c], v = y[c];
+      t0[c] = Round<kRound>(q[0] * v + (((m[0] * a + m[4] * b) + m[8] * d) + m[12] * e));
+      t1[c] = Round<kRound>(q[1] * v + (((m[1] * a + m[5] * b) + m[9] * d) + m[13] * e));
+      t2[c] = Round<kRound>(q[2] * v + (((m[2] * a + m[6] * b) + m[10] * d) + m[14] * e));
+      t3[c] = Round<kRound>(q[3] * v + (((m[3] * a + m[7] * b) + m[11] * d) + m[15] * e));
+    }
+    return;
+  }
+  float old[8];
+  for (int64_t c = 0; c < n; ++c) {
+    for (int j = 0; j < streams; ++j) old[j] = trunk[j * n + c];
+    for (int k = 0; k < streams; ++k) {
+      float sum = comb[k] * old[0];
+      for (int j = 1; j < streams; ++j) sum += comb[j * streams + k] * old[j];
+      trunk[k * n + c] = Round<kRound>(post[k] * y[c] + sum);
+    }
+  }
+}
+void Expand(const float* y, const float* post, const float* comb, int streams, int64_t n, bool round, float* trunk) {
+  round ? ExpandT<true>(y, post, comb, streams, n, trunk) : ExpandT<false>(y, post, comb, streams, n, trunk);
+}
+
+void StreamMean(const float* trunk, int streams, int64_t n, bool round, float* out) {
+  const float m = static_cast<float>(streams);
+  for (int64_t c = 0; c < n; ++c) {
+    float sum = trunk[c];
+    for (int j = 1; j < streams; ++j) sum += trunk[j * n + c];
+    out[c] = round ? Round<true>(sum / m) : sum / m;
+  }
+}
+
+void AddScaled(const float* __restrict value, float gate, int64_t n, bool round, float* __restrict x) {
+  if (round) {
+    for (int64_t i = 0; i < n; ++i) x[i] = Round<true>(x[i] + gate * value[i]);
+  } else {
+    for (int64_t i = 0; i < n; ++i) x[i] = x[i] + gate * value[i];
+  }
+}
+
+void Add(const float* __restrict x, int64_t n, float* __restrict sum) {
+  for (int64_t i = 0; i < n; ++i) sum[i] += x[i];
+}
+
+template <bool kRound>
+void RotateT(float* x, int64_t n, const float* cos, const float* sin, float sign) {
+  for (int64_t i = 0; i < n / 2; ++i) {
+    const float a = x[2 * i], b = x[2 * i + 1], c = cos[i], s = sign * sin[i];
+    x[2 * i] = Round<kRound>(a * c - b * s);
+    x[2 * i + 1] = Round<kRound>(a * s + b * c);
+  }
+}
+void Rotate(float* x, int64_t n, const float* cos, const float* sin, bool inverse, bool round) {
+  const float sign = inverse ? -1.0f : 1.0f;
+  round ? RotateT<true>(x, n, cos, sin, sign) : RotateT<false>(x, n, cos, sin, sign);
+}
+
+void Swiglu(const float* gate, const float* up, int64_t n, float limit, float weight, bool round, float* out) {
+  for (int64_t i = 0; i < n; ++i) {
+    float g = gate[i], u = up[i];
+    if (limit > 0) {
+      g = g < limit ? g : limit;
+      u = u < -limit ? -limit : (u > limit ? limit : u);
+    }
+    const float y = weight * (g / (1.0f + std::exp(-g)) * u);
+    out[i] = round ? Round<true>(y) : y;
+  }
+}
+
+inline float DecodeE4M3(uint32_t b) {
+  const uint32_t magnitude = b & 0x7fu;
+  const float normal = std::bit_cast<float>((magnitude << 20) + (120u << 23));
+  const float small = static_cast<float>(static_cast<int32_t>(magnitude)) * 0x1p-9f;
+  const float v = magnitude < 8 ? small : normal;
+  return std::bit_cast<float>(std::bit_cast<uint32_t>(v) | ((b & 0x80u) << 24));
+}
+
+inline float DecodeE2M1(uint32_t c) {
+  const uint32_t magnitude = c & 7u;
+  const float normal = std::bit_cast<float>((magnitude << 22) + (126u << 23));
+  const float small = static_cast<float>(static_cast<int32_t>(magnitude)) * 0.5f;
+  const float v = magnitude < 2 ? small : normal;
+  return std::bit_cast<float>(std::bit_cast<uint32_t>(v) | ((c & 8u) << 28));
+}
+
+// Codes of values that lie on the grid.
+inline uint32_t CodeE4M3(float v) {
+  const uint32_t bits = std::bit_cast<uint32_t>(v);
+  const uint32_t magnitude = bits & 0x7fffffffu;
+  const uint32_t normal = (magnitude - (120u << 23)) >> 20;
+  const uint32_t small = static_cast<uint32_t>(static_cast<int32_t>(std::bit_cast<float>(magnitude) * 512.0f));
+  return (magnitude < 0x3c800000u ? small : normal) | ((bits >> 24) & 0x80u);
+}
+
+inline uint32_t CodeE2M1(float v) {
+  const uint32_t bits = std::bit_cast<uint32_t>(v);
+  const uint32_t magnitude = bits & 0x7fffffffu;
+  const uint32_t normal = (magnitude - (126u << 23)) >> 22;
+  const uint32_t small = static_cast<uint32_t>(static_cast<int32_t>(std::bit_cast<float>(magnitude) * 2.0f));
+  return (magnitude < 0x3f800000u ? small : normal) | ((bits >> 28) & 8u);
+}
+
+void DecodeKey(device::KeyFormat format, const uint8_t* data, const uint8_t* scale, int64_t n, float* out) {
+  switch (format) {
+    case device::KeyFormat::kFloat:
+      std::memcpy(out, data, static_cast<size_t>(n) * sizeof(float));
+      return;
+    case device::KeyFormat::kMxFp8:
+      for (int64_t b = 0; b < n; b += 32) {
+        const float s = ScaleOf(scale[b / 32]);
+        for (int i = 0; i < 32; ++i) out[b + i] = DecodeE4M3(data[b + i]) * s;
+      }
+      return;
+    case device::KeyFormat::kFp4E4m3:
+      for (int64_t b = 0; b < n; b += 16) {
+        const float s = DecodeE4M3(scale[b / 16]);
+        for (int i = 0; i < 8; ++i) {
+          const uint32_t pair = data[b / 2 + i];
+          out[b + 2 * i] = DecodeE2M1(pair & 15u) * s;
+          out[b + 2 * i + 1] = DecodeE2M1(pair >> 4) * s;
+        }
+      }
+      return;
+    case device::KeyFormat::kFp4Pow2:
+      for (int64_t b = 0; b < n; b += 32) {
+        const float s = ScaleOf(scale[b / 32]);
+        for (int i = 0; i < 16; ++i) {
+          const uint32_t pair = data[b / 2 + i];
+          out[b + 2 * i] = DecodeE2M1(pair & 15u) * s;
+          out[b + 2 * i + 1] = DecodeE2M1(pair >> 4) * s;
+        }
+      }
+      return;
+  }
+}
+
+// The values already lie on the grid, so finding the scale again from their largest magnitude loses nothing: a smaller
+// scale than the first rounding used still holds every value exactly.
+void EncodeKey(device::KeyFormat format, const float* x, int64_t n, uint8_t* data, uint8_t* scale) {
+  switch (format) {
+    case device::KeyFormat::kFloat:
+      std::memcpy(data, x, static_cast<size_t>(n) * sizeof(float));
+      return;
+    case device::KeyFormat::kMxFp8:
+      for (int64_t b = 0; b < n; b += 32) {
+        const float amax = AbsMax<32>(x + b);
+        const int e = CeilLog2Of((amax < 1e-4f ? 1e-4f : amax) * (1.0f / 448.0f));
+        scale[b / 32] = static_cast<uint8_t>(e + 127);
+        const float inverse = Pow2(-e);
+        for (int i = 0; i < 32; ++i) {
+          data[b + i] = static_cast<uint8_t>(CodeE4M3(x[b + i] * inverse));
+        }
+      }
+      return;
+    case device::KeyFormat::kFp4E4m3:
+      for (int64_t b = 0; b < n; b += 16) {
+        const float s = Fp4Scale(AbsMax<16>(x + b));
+        scale[b / 16] = static_cast<uint8_t>(CodeE4M3(s));
+        for (int i = 0; i < 8; ++i)
+          data[b / 2 + i] =
+              static_cast<uint8_t>(CodeE2M1(x[b + 2 * i] / s) | (CodeE2M1(x[b + 2 * i + 1] / s) << 4));
+      }
+      return;
+    case device::KeyFormat::kFp4Pow2:
+      for (int64_t b = 0; b < n; b += 32) {
+        constexpr float kFloor = 0x1.8p-124f;
+        const float amax = AbsMax<32>(x + b);
+        const int e = CeilLog2Of((amax < kFloor ? kFloor : amax) * (1.0f / 6.0f));
+        scale[b / 32] = static_cast<uint8_t>(e + 127);
+        const float inverse = Pow2(-e);
+        for (int i = 0; i < 16; ++i)
+          data[b / 2 + i] = static_cast<uint8_t>(CodeE2M1(x[b + 2 * i] * inverse) |
+                                                 (CodeE2M1(x[b + 2 * i + 1] * inverse) << 4));
+      }
+      return;
+  }
+}
+
+void DecodeBf16(const uint16_t* x, int64_t n, float* out) {
+  for (int64_t i = 0; i < n; ++i) out[i] = std::bit_cast<float>(uint32_t{x[i]} << 16);
+}
+
+constexpr RowOps kRowOps = {
+    .rms_norm = RmsNorm,
+    .fake_fp8 = FakeFp8,
+    .fake_fp4_pow2 = FakeFp4Pow2,
+    .fake_fp4_e4m3 = FakeFp4E4M3,
+    .round_bf16 = RoundRow,
+    .scale = ScaleRow,
+    .collapse = Collapse,
+    .expand = Expand,
+    .stream_mean = StreamMean,
+    .sum_squares = SumSquares,
+    .dot = Dot,
+    .dot3 = Dot3,
+    .dots = Dots,
+    .add_scaled = AddScaled,
+    .add = Add,
+    .rotate = Rotate,
+    .swiglu = Swiglu,
+    .decode_key = DecodeKey,
+    .encode_key = EncodeKey,
+    .decode_bf16 = DecodeBf16,
+};
+
+}  // namespace
+}  // namespace deepinfer::cpu

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Private to model.cc, forward.cc and draft.cc: what a Model holds, and the buffers of a step.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "device/device.h"
+#include "model/cache.h"
+#include "model/engram_hash.h"
+#include "model/model.h"
+#include "model/sequence.h"
+#include "model/trace.h"
+#include "model/weights.h"
+
+namespace deepinfer::model {
+
+// New compressed groups of a step, for one ratio.
+struct GroupList {
+  std::vector<device::NewGroup> host;
+  device::Buffer groups;     // NewGroup[capacity]
+  device::Buffer positions;  // int32[capacity]
+  device::Buffer rope;       // [capacity, R]
+  int64_t count = 0;
+};
+
+// Buffers sized for a number of rows; grown between steps, never inside one.
+struct Workspace {
+  int64_t rows = 0;
+  int64_t sequences = 0;
+  device::Buffer ids, positions, row_sequence, image_row, is_image, sequence_rows, engram_rows;
+  device::Buffer rope_plain, rope_yarn;
+  GroupList groups[3];  // by ratio (1, 2)
+  device::Buffer trunk, one_hot, pre[2], post, comb;
+  device::Buffer collapsed, x, y, qa_kv, qr, q, keys, attn_out, attn_trace, o_low;
+  device::Buffer products, latent, index_raw, key_trace;
+  device::Buffer index_q, index_w, selected, num_selected, candidates, num_candidates;
+  device::Buffer experts, expert_weights, biased;
+  device::Buffer engram_e, engram_kv, gate;
+  device::Buffer taps, tail_taps, tail_rope, tail_sequences, main, context_raw, context_keys;
+  device::Buffer draft_cat, draft_logits, draft_bias, draft_tokens, draft_confidence;
+  device::Buffer head_rows, head_trunk, head_pre, head_x;
+  device::Buffer trace_scores, trace_blocks;
+};
+
+// One sequence's rows of a step, host side.
+struct Piece {
+  Sequence* sequence = nullptr;
+  std::span<const int32_t> ids;
+  std::span<const uint8_t> is_image;
+  const float* image_embeds = nullptr;  // row 0 belongs to ids[0]
+  int64_t logits_begin = -1;            // index of the first logits row; -1 = none
+  bool all_logits = false;
+};
+
+struct Model::Impl {
+  ModelConfig config;
+  LoadOptions options;
+  std::shared_ptr<const Checkpoint> checkpoint;
+  std::shared_ptr<device::Device> device;
+  device::Arithmetic arithmetic;
+  int64_t max_model_len = 0;
+  bool has_draft = false;
+  int64_t max_step_rows = 0;
+
+  ModelWeights weights;
+  CacheLayout layout;
+  std::unique_ptr<BlockPool> pool;
+  device::Buffer inverse_plain, inverse_yarn;
+  std::optional<EngramHasher> hasher;
+
+  Workspace ws;
+  std::unique_ptr<device::Input> quantized, plain, attended, low, index_input;
+  device::Buffer logits;
+  int64_t logits_capacity = 0;
+  std::vector<float> host_logits;
+
+  // Host staging of the step's metadata, reused.
+  std::vector<int32_t> host_ids, host_positions, host_row_sequence, host_image_row, host_engram, host_group_positions,
+      host_head_rows, draft_ids;
+  std::vector<Piece> step_pieces;
+  std::vector<int64_t> host_engram_rows;
+  std::vector<uint8_t> host_is_image;
+  std::vector<float> host_image_embeds;
+  std::vector<device::SequenceRows> host_sequences;
+  device::Buffer image_embeds;
+  device::Step step;
+  bool step_has_images = false;
+  int64_t step_groups[3] = {};  // by ratio: the largest number of groups visible to a row
+
+  Status Init();
+  Status EnsureWorkspace(int64_t rows, int64_t sequences);
+  Status EnsureLogits(int64_t rows);
+  device::Act ActOf(const device::Buffer& buffer, int64_t width) const {
+    return {buffer.data(), width, device->activation_bytes()};
+  }
+  int streams() const { return config.hc_mult; }
+  device::HyperConnectionSite Site(const SiteWeights& site) const;
+
+  // Uploads positions, ids and sequence metadata; fills `step`.
+  Status BeginStep(std::span<const Piece> pieces, bool is_draft);
+  void EngramRows(std::span<const Piece> pieces);
+  Status RunStep(std::span<const Piece> pieces, TraceSink* sink);
+  // One layer on the trunk. `pre` [rows, M] collapses the streams for its attention; the result is the next one's.
+  const float* RunLayer(const LayerWeights& w, int layer, bool is_draft, const float* pre, Tracer& tracer);
+  void RunAttention(const LayerWeights& w, int layer, bool is_draft, Tracer& tracer);
+  void RunCompressor(const LayerWeights& w, int layer, Tracer& tracer);
+  void RunSelect(const LayerWeights& w, int layer, Tracer& tracer);
+  void RunMoe(const LayerWeights& w, int layer, bool is_draft, Tracer& tracer);
+  // Projects taps [rows, targets * H] of the step's rows into the draft rings of the sequences in `tail`.
+  void StoreDraftContext(const device::Step& tail, device::Act taps, const float* rope, Tracer& tracer);
+  // The rows of the step that stay in the draft rings, then StoreDraftContext.
+  void StoreDraftTail(Tracer& tracer);
+
+  Status EnsureDraftBuffers(int64_t rows);
+  Result<DraftResult> RunDraft(Sequence& sequence, int32_t next_token, bool want_logits, TraceSink* sink);
+};
+
+}  // namespace deepinfer::model
