@@ -47,7 +47,7 @@ Result<Piece> ParsePiece(const Json& line, const text::Tokenizer& tokenizer) {
     if (!text->is_string()) return fault;
     piece.text = text->get<std::string>();
     if (const auto tokens = line.find("tokens"); tokens != line.end()) {
-      if (!tokens->is_number_unsigned() || tokens->get<uint64_t>() > uint64_t{INT32_MAX}) {
+      if (!tokens->is_number_integer() || tokens->get<double>() < 0 || tokens->get<double>() > INT32_MAX) {
         return InvalidArgument("tokens: expected a count");
       }
       piece.num_tokens = tokens->get<int64_t>();
@@ -58,7 +58,7 @@ Result<Piece> ParsePiece(const Json& line, const text::Tokenizer& tokenizer) {
   if (ids == line.end() || !ids->is_array()) return fault;
   piece.is_text = false;
   for (const Json& id : *ids) {
-    if (!id.is_number_unsigned() || id.get<uint64_t>() >= static_cast<uint64_t>(tokenizer.vocab_size())) {
+    if (!id.is_number_integer() || id.get<double>() < 0 || id.get<double>() >= tokenizer.vocab_size()) {
       return InvalidArgument(fmt::format("ids: {} is no token id; the tokenizer has {}", DumpJson(id), tokenizer.vocab_size()));
     }
     piece.ids.push_back(id.get<int32_t>());

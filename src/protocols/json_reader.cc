@@ -69,8 +69,8 @@ std::optional<double> JsonReader::Number(std::string_view key) {
 std::optional<uint64_t> JsonReader::Unsigned(std::string_view key, uint64_t max) {
   const Json* value = Find(key);
   if (value == nullptr) return std::nullopt;
-  // The parser stores every integer without a minus sign as unsigned.
-  if (value->is_number_unsigned() && value->get<uint64_t>() <= max) return value->get<uint64_t>();
+  const bool is_negative = value->is_number_integer() && !value->is_number_unsigned() && value->get<int64_t>() < 0;
+  if (value->is_number_integer() && !is_negative && value->get<uint64_t>() <= max) return value->get<uint64_t>();
   Fail(key, fmt::format("expected an integer from 0 to {}", max));
   return std::nullopt;
 }

@@ -5,6 +5,7 @@
 #include "protocols/chat_request.h"
 #include "protocols/debug_render.h"
 #include "protocols/golden_cases.h"
+#include "protocols/golden_tokenizer.h"
 
 namespace deepinfer::protocols {
 namespace {
@@ -86,6 +87,70 @@ TEST(ChatConvert, GoldenCases) {
   }
   RecordProperty("cases", num_passed);
   EXPECT_EQ(num_passed, 197);
+}
+
+// Rendered prompts through the tokenizer: the ids of the reference.
+TEST(ChatConvert, GoldenTokenIds) {
+  const auto tokens = text::PromptTokens::FromTokenizer(GoldenTokenizer());
+  ASSERT_TRUE(tokens.ok()) << tokens.status().ToString();
+  EXPECT_EQ(tokens->image, "<｜deepseek_image｜>");
+  int num_compared = 0;
+  for (const Json& test_case : ReadJsonLines("protocols/chat_convert.jsonl")) {
+    if (!test_case["expect"].contains("ok")) continue;
+    const DebugRenderResult rendered =
+        DebugRender(Api::kChat, RequestText(test_case), GoldenTokenizer(), ConvertOptions());
+    ASSERT_FALSE(rendered.is_error) << test_case["id"];
+    EXPECT_EQ(rendered.json["ids"], test_case["expect"]["ok"]["token_ids"]) << test_case["id"];
+    ++num_compared;
+  }
+  RecordProperty("cases", num_compared);
+  EXPECT_GT(num_compared, 100);
+}
+
+TEST(ResolveMaxTokens, GoldenCases) {
+  int num_chat = 0;
+  for (const Json& test_case : ReadJsonLines("protocols/resolve_max_tokens.jsonl")) {
+    SCOPED_TRACE(test_case["id"].get<std::string>());
+    // The rule is common to the protocols; a request of another one is written as the chat request with the same options.
+    Json body = test_case["request"];
+    bool clamp = false;
+    if (test_case["api"] != "chat") {
+      clamp = test_case["api"] == "messages";
+      Json chat = Json::object();
+      chat["model"] = body["model"];
+      chat["messages"] = Json::parse(R"([{"role":"user","content":"Hi"}])");
+      if (body.contains("thinking")) chat["thinking"] = body["thinking"];
+      if (body.contains("reasoning")) chat["reasoning_effort"] = body["reasoning"]["effort"];
+      if (body.contains("max_output_tokens")) chat["max_tokens"] = body["max_output_tokens"];
+      if (body.contains("max_tokens")) chat["max_tokens"] = body["max_tokens"];
+      body = chat;
+    }
+    const ConvertOptions options;
+    const Result<Json> json = ParseJson(DumpJson(body));
+    ASSERT_TRUE(json.ok());
+    auto parsed = ParseChatRequest(*json, options);
+    ASSERT_TRUE(parsed.ok()) << parsed.status().ToString();
+    InferenceOptions inference;
+    const bool thinking = parsed->thinking.value_or(!(parsed->effort && parsed->effort->is_none));
+    ASSERT_TRUE(ApplySampling(parsed->sampling, thinking, clamp, options, inference).ok());
+    const int effort = parsed->effort ? parsed->effort->value : text::kDefaultEffort;
+    const Result<int64_t> resolved = ResolveMaxTokens(inference,
+                                                      thinking,
+                                                      effort,
+                                                      test_case["prompt_tokens"].get<int64_t>(),
+                                                      test_case["context_limit"].get<int64_t>());
+    const Json& expected = test_case["expect"];
+    if (expected.contains("max_tokens")) {
+      ASSERT_TRUE(resolved.ok()) << resolved.status().ToString();
+      EXPECT_EQ(*resolved, expected["max_tokens"].get<int64_t>());
+    } else {
+      ASSERT_FALSE(resolved.ok());
+      EXPECT_EQ(HttpStatus(resolved.status()), expected["error"]["status"].get<int>());
+      EXPECT_EQ(ErrorBody(Api::kChat, resolved.status()), expected["error"]["body"]);
+    }
+    ++num_chat;
+  }
+  EXPECT_EQ(num_chat, 14);
 }
 
 TEST(ChatConvert, DeliberateDifferences) {
