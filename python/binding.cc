@@ -1,0 +1,332 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// deepinfer._core: a thin layer over deepinfer::LLM. The Python package on top of it (llm.py, sampling_params.py) has the
+// public names and their documentation. Generation runs without the interpreter lock; Ctrl-C and other signals are seen
+// between steps.
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/function.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "deepinfer/llm.h"
+#include "sampling/params.h"
+
+namespace nb = nanobind;
+
+namespace deepinfer {
+namespace {
+
+PyObject* model_error = nullptr;     // deepinfer.ModelError
+PyObject* resource_error = nullptr;  // deepinfer.ResourceError
+
+[[noreturn]] void Raise(const Status& status) {
+  PyObject* type = PyExc_RuntimeError;
+  switch (status.code()) {
+    case StatusCode::kInvalidArgument:
+    case StatusCode::kTooLarge: type = PyExc_ValueError; break;
+    case StatusCode::kBadModel:
+    case StatusCode::kNotFound: type = model_error; break;
+    case StatusCode::kResourceExhausted: type = resource_error; break;
+    case StatusCode::kUnimplemented: type = PyExc_NotImplementedError; break;
+    default: break;
+  }
+  const nb::object error = nb::borrow(type)(nb::str(status.message().c_str(), status.message().size()));
+  if (!status.field().empty()) error.attr("field") = status.field();
+  PyErr_SetObject(type, error.ptr());
+  throw nb::python_error();
+}
+
+template <typename T>
+T Take(Result<T> result) {
+  if (!result.ok()) Raise(result.status());
+  return std::move(result).value();
+}
+
+// Polls the interpreter's signals between steps, a few times a second, and keeps the exception a handler raised.
+class SignalCancel : public CancelToken {
+ public:
+  explicit SignalCancel(CancelToken* other) : other_(other) {}
+
+  bool is_cancelled() const override {
+    if (has_error() || (other_ != nullptr && other_->is_cancelled())) return true;
+    const auto now = std::chrono::steady_clock::now();
+    if (now - checked_ < std::chrono::milliseconds(50)) return false;
+    checked_ = now;
+    nb::gil_scoped_acquire gil;
+    if (PyErr_CheckSignals() != 0) error_ = std::make_unique<nb::python_error>();
+    return has_error();
+  }
+  void SetError(std::unique_ptr<nb::python_error> error) { error_ = std::move(error); }
+  bool has_error() const { return error_ != nullptr; }
+  // With the interpreter lock held.
+  void Rethrow() {
+    if (error_ == nullptr) return;
+    nb::python_error error = std::move(*error_);
+    error_.reset();
+    throw error;
+  }
+
+ private:
+  CancelToken* other_;
+  mutable std::unique_ptr<nb::python_error> error_;
+  mutable std::chrono::steady_clock::time_point checked_ = std::chrono::steady_clock::now();
+};
+
+// What a Python callback returned: None or True go on, False stops.
+StreamAction ToAction(const nb::object& result) {
+  if (result.is_none()) return StreamAction::kContinue;
+  return nb::cast<bool>(nb::bool_(result)) ? StreamAction::kContinue : StreamAction::kAbort;
+}
+
+nb::str ToStr(std::string_view text) { return nb::str(text.data(), text.size()); }
+
+// Decoded text is always valid UTF-8; the names of this function's callers are the text fields.
+Completion Generate(LLM& llm,
+                    const std::vector<int32_t>& prompt_ids,
+                    const SamplingParams& params,
+                    const nb::object& callback,
+                    CancelToken* cancel) {
+  SignalCancel signals(cancel);
+  StreamCallback stream;
+  if (!callback.is_none()) {
+    stream = [&](const StreamUpdate& update) {
+      nb::gil_scoped_acquire gil;
+      try {
+        return ToAction(callback(update.token != nullptr ? nb::cast(*update.token) : nb::none(),
+                                 ToStr(update.text),
+                                 ToStr(FinishReasonName(update.finish_reason))));
+      } catch (nb::python_error& error) {
+        if (!signals.has_error()) signals.SetError(std::make_unique<nb::python_error>(std::move(error)));
+        return StreamAction::kAbort;
+      }
+    };
+  }
+  std::optional<Result<Completion>> result;
+  {
+    nb::gil_scoped_release release;
+    result.emplace(llm.GenerateFromIds(prompt_ids, params, stream, &signals));
+  }
+  signals.Rethrow();
+  return Take(std::move(*result));
+}
+
+ChatCompletion Chat(LLM& llm,
+                    const std::vector<ChatMessage>& messages,
+                    const SamplingParams& params,
+                    const ChatOptions& options,
+                    const nb::object& callback,
+                    CancelToken* cancel) {
+  SignalCancel signals(cancel);
+  ChatCallback stream;
+  if (!callback.is_none()) {
+    stream = [&](const ChatDelta& delta) {
+      nb::gil_scoped_acquire gil;
+      try {
+        return ToAction(callback(ToStr(delta.reasoning),
+                                 ToStr(delta.content),
+                                 delta.tool_call_idx,
+                                 ToStr(delta.tool_name),
+                                 ToStr(delta.tool_arguments)));
+      } catch (nb::python_error& error) {
+        if (!signals.has_error()) signals.SetError(std::make_unique<nb::python_error>(std::move(error)));
+        return StreamAction::kAbort;
+      }
+    };
+  }
+  std::optional<Result<ChatCompletion>> result;
+  {
+    nb::gil_scoped_release release;
+    result.emplace(llm.Chat(messages, params, options, stream, &signals));
+  }
+  signals.Rethrow();
+  return Take(std::move(*result));
+}
+
+std::unique_ptr<LLM> LoadLlm(const EngineOptions& options, const nb::object& progress) {
+  EngineOptions copy = options;
+  std::unique_ptr<nb::python_error> error;
+  if (!progress.is_none()) {
+    copy.progress = [&](int64_t done, int64_t total) {
+      nb::gil_scoped_acquire gil;
+      if (error != nullptr) return;
+      try {
+        progress(done, total);
+      } catch (nb::python_error& e) {
+        error = std::make_unique<nb::python_error>(std::move(e));
+      }
+    };
+  }
+  std::optional<Result<std::unique_ptr<LLM>>> result;
+  {
+    nb::gil_scoped_release release;
+    result.emplace(LLM::Load(std::move(copy)));
+  }
+  if (error != nullptr) {
+    nb::python_error raised = std::move(*error);
+    throw raised;
+  }
+  return Take(std::move(*result));
+}
+
+void BindParams(nb::module_& m) {
+  nb::class_<SamplingParams>(m, "SamplingParams")
+      .def(nb::init<>())
+      .def_rw("temperature", &SamplingParams::temperature)
+      .def_rw("top_p", &SamplingParams::top_p)
+      .def_rw("top_k", &SamplingParams::top_k)
+      .def_rw("min_p", &SamplingParams::min_p)
+      .def_rw("ignore_eos", &SamplingParams::ignore_eos)
+      .def_rw("max_tokens", &SamplingParams::max_tokens)
+      .def_rw("min_tokens", &SamplingParams::min_tokens)
+      .def_rw("logprobs", &SamplingParams::logprobs)
+      .def_rw("prompt_logprobs", &SamplingParams::prompt_logprobs)
+      .def_rw("top_logprobs", &SamplingParams::top_logprobs)
+      .def_rw("first_n_token_no_eos", &SamplingParams::first_n_token_no_eos)
+      .def_rw("seq_seed", &SamplingParams::seq_seed, nb::arg().none())
+      .def_rw("random_seed", &SamplingParams::random_seed)
+      .def_rw("golden_token_ids", &SamplingParams::golden_token_ids)
+      .def_rw("presence_penalty", &SamplingParams::presence_penalty)
+      .def_rw("frequency_penalty", &SamplingParams::frequency_penalty)
+      .def_rw("repetition_penalty", &SamplingParams::repetition_penalty)
+      .def_rw("logit_bias", &SamplingParams::logit_bias)
+      .def_rw("allowed_token_ids", &SamplingParams::allowed_token_ids, nb::arg().none())
+      .def_rw("stop", &SamplingParams::stop)
+      .def_rw("stop_token_ids", &SamplingParams::stop_token_ids)
+      .def_rw("include_stop_str_in_output", &SamplingParams::include_stop_str_in_output)
+      .def_rw("skip_special_tokens", &SamplingParams::skip_special_tokens)
+      .def_rw("detokenize", &SamplingParams::detokenize)
+      .def_rw("n", &SamplingParams::n)
+      .def_rw("priority", &SamplingParams::priority)
+      .def_rw("max_output_bytes", &SamplingParams::max_output_bytes, nb::arg().none())
+      .def_rw("timeout_s", &SamplingParams::timeout_s, nb::arg().none())
+      .def("validate", [](const SamplingParams& params, int vocab_size) {
+        const Status status = sampling::ValidateSamplingParams(params, vocab_size);
+        if (!status.ok()) Raise(status);
+      }, nb::arg("vocab_size") = 0);
+  nb::class_<EngineOptions>(m, "EngineOptions")
+      .def(nb::init<>())
+      .def_rw("model", &EngineOptions::model)
+      .def_rw("revision", &EngineOptions::revision)
+      .def_rw("device", &EngineOptions::device)
+      .def_rw("numerics", &EngineOptions::numerics)
+      .def_rw("cpu_isa", &EngineOptions::cpu_isa)
+      .def_rw("load_format", &EngineOptions::load_format)
+      .def_rw("num_threads", &EngineOptions::num_threads)
+      .def_rw("max_model_len", &EngineOptions::max_model_len)
+      .def_rw("prefill_chunk_tokens", &EngineOptions::prefill_chunk_tokens)
+      .def_rw("raw_logprobs", &EngineOptions::raw_logprobs)
+      .def_rw("compute_sum_smaller_probs", &EngineOptions::compute_sum_smaller_probs);
+}
+
+void BindOutputs(nb::module_& m) {
+  nb::class_<TokenOutput>(m, "TokenOutput")
+      .def_ro("token_id", &TokenOutput::token_id)
+      .def_ro("logprob", &TokenOutput::logprob)
+      .def_ro("sum_smaller_probs", &TokenOutput::sum_smaller_probs)
+      .def_ro("top_token_ids", &TokenOutput::top_token_ids)
+      .def_ro("top_logprobs", &TokenOutput::top_logprobs)
+      .def_ro("num_output_tokens", &TokenOutput::num_output_tokens);
+  nb::class_<Completion>(m, "Completion")
+      .def_ro("prompt_ids", &Completion::prompt_ids)
+      .def_ro("ids", &Completion::ids)
+      .def_prop_ro("text", [](const Completion& c) { return ToStr(c.text); })
+      .def_prop_ro("finish_reason", [](const Completion& c) { return ToStr(FinishReasonName(c.finish_reason)); })
+      .def_ro("stop_token_id", &Completion::stop_token_id)
+      .def_ro("stop_string", &Completion::stop_string)
+      .def_ro("tokens", &Completion::tokens)
+      .def_ro("prompt_logprobs", &Completion::prompt_logprobs)
+      .def_ro("seed", &Completion::seed)
+      .def_prop_ro("usage",
+                   [](const Completion& c) {
+                     nb::dict d;
+                     d["prompt_tokens"] = c.usage.prompt_tokens;
+                     d["cached_tokens"] = c.usage.cached_tokens;
+                     d["completion_tokens"] = c.usage.completion_tokens;
+                     return d;
+                   })
+      .def_prop_ro("timing", [](const Completion& c) {
+        nb::dict d;
+        d["load_s"] = c.timing.load_s;
+        d["ttft_s"] = c.timing.ttft_s;
+        d["total_s"] = c.timing.total_s;
+        d["tokens_per_s"] = c.timing.tokens_per_s;
+        return d;
+      });
+  nb::class_<ToolCall>(m, "ToolCall")
+      .def(nb::init<>())
+      .def_rw("id", &ToolCall::id)
+      .def_rw("name", &ToolCall::name)
+      .def_rw("arguments", &ToolCall::arguments);
+  nb::class_<ChatMessage>(m, "ChatMessage")
+      .def(nb::init<>())
+      .def_rw("role", &ChatMessage::role)
+      .def_rw("content", &ChatMessage::content)
+      .def_rw("reasoning_content", &ChatMessage::reasoning_content)
+      .def_rw("tool_calls", &ChatMessage::tool_calls)
+      .def_rw("tool_call_id", &ChatMessage::tool_call_id);
+  nb::class_<ChatOptions>(m, "ChatOptions")
+      .def(nb::init<>())
+      .def_rw("thinking", &ChatOptions::thinking)
+      .def_rw("effort", &ChatOptions::effort)
+      .def_rw("tools_json", &ChatOptions::tools_json)
+      .def_rw("tool_choice", &ChatOptions::tool_choice);
+  nb::class_<ChatCompletion>(m, "ChatCompletion")
+      .def_ro("message", &ChatCompletion::message)
+      .def_ro("finish_reason", &ChatCompletion::finish_reason)
+      .def_ro("completion", &ChatCompletion::completion);
+}
+
+}  // namespace
+
+NB_MODULE(_core, m) {
+  m.doc() = "C++ core of deepinfer; use the package's own names instead";
+  m.attr("__version__") = DEEPINFER_VERSION;
+  // Kept alive by the module and by these two references.
+  model_error = PyErr_NewExceptionWithDoc("deepinfer.ModelError",
+                                          "A model or one of its files is missing, damaged or unsupported.",
+                                          PyExc_RuntimeError,
+                                          nullptr);
+  resource_error = PyErr_NewExceptionWithDoc("deepinfer.ResourceError",
+                                             "The work does not fit: memory, cache or context length.",
+                                             PyExc_RuntimeError,
+                                             nullptr);
+  m.attr("ModelError") = nb::borrow(model_error);
+  m.attr("ResourceError") = nb::borrow(resource_error);
+  BindParams(m);
+  BindOutputs(m);
+  nb::class_<CancelToken>(m, "CancelToken").def(nb::init<>()).def("cancel", &CancelToken::Cancel);
+  nb::class_<LLM>(m, "LLM")
+      .def_static("load", &LoadLlm, nb::arg("options"), nb::arg("progress").none())
+      .def("generate", &Generate, nb::arg("prompt_ids"), nb::arg("params"), nb::arg("callback").none(),
+           nb::arg("cancel").none())
+      .def("chat", &Chat, nb::arg("messages"), nb::arg("params"), nb::arg("options"), nb::arg("callback").none(),
+           nb::arg("cancel").none())
+      .def("encode", [](const LLM& llm, const std::string& text) {
+        nb::gil_scoped_release release;
+        return llm.Encode(text);
+      })
+      .def("encode_chat", [](const LLM& llm, const std::vector<ChatMessage>& messages, const ChatOptions& options) {
+        return Take(llm.EncodeChat(messages, options));
+      })
+      .def("decode", [](const LLM& llm, const std::vector<int32_t>& ids, bool skip_special_tokens) {
+        const std::string text = llm.Decode(ids, skip_special_tokens);
+        return ToStr(text);
+      })
+      .def_prop_ro("vocab_size", &LLM::vocab_size)
+      .def_prop_ro("max_model_len", &LLM::max_model_len)
+      .def_prop_ro("eos_token_id", &LLM::eos_token_id)
+      .def_prop_ro("model_dir", &LLM::model_dir)
+      .def_prop_ro("load_s", &LLM::load_s);
+}
+
+}  // namespace deepinfer
