@@ -7,8 +7,13 @@ namespace deepinfer::cli {
 
 std::span<const Command> Commands() {
   static const std::vector<Command> commands = {
+      GenerateCommand(),
+      ChatCommand(),
+      DoctorCommand(),
       DebugTokenizeCommand(),
       DebugDetokenizeCommand(),
+      DebugRenderCommand(),
+      DebugParseStreamCommand(),
       CompletionCommand(),
   };
   return commands;

@@ -13,8 +13,13 @@ namespace deepinfer::cli {
 // In the order of --help.
 std::span<const Command> Commands();
 
+Command ChatCommand();
 Command CompletionCommand();
 Command DebugDetokenizeCommand();
+Command DebugParseStreamCommand();
+Command DebugRenderCommand();
 Command DebugTokenizeCommand();
+Command DoctorCommand();
+Command GenerateCommand();
 
 }  // namespace deepinfer::cli

@@ -30,11 +30,16 @@ bool Output::reader_gone() const { return error_ == EPIPE; }
 
 bool Output::is_terminal() const { return ::isatty(::fileno(file_)) == 1; }
 
-Status Output::Finish() {
-  Flush();
-  if (error_ == 0 || error_ == EPIPE) return Status::Ok();
+Status Output::Check() const {
+  if (error_ == 0) return Status::Ok();
+  if (error_ == EPIPE) return Cancelled("the reader of stdout has gone");
   return ResourceExhausted(fmt::format("cannot write to stdout: {}; free some space or choose another destination",
                                        std::strerror(error_)));
+}
+
+Status Output::Finish() {
+  Flush();
+  return error_ == EPIPE ? Status::Ok() : Check();
 }
 
 }  // namespace deepinfer::cli

@@ -23,6 +23,8 @@ class Output {
   bool ok() const { return error_ == 0; }
   bool reader_gone() const;  // EPIPE
   bool is_terminal() const;
+  // For loops: an error once nothing more can be written (kCancelled when the reader has gone; main ends quietly then).
+  Status Check() const;
   // Flushes; kResourceExhausted naming the reason after a failed write.
   Status Finish();
 

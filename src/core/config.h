@@ -36,7 +36,6 @@ struct ModelSourceConfig {
   std::string kv_format = "fp4";      // fp4, mxfp8: compressed KV records
   int64_t threads = 0;                // 0 = all available cores
   int64_t max_model_len = 0;          // 0 = what the checkpoint allows
-  std::optional<int64_t> num_drafts;  // unset = min(5, block of the draft head)
 };
 
 struct SamplingConfig {

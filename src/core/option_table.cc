@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The rows. Groups and rows stand in the order of --help; docs/options.md is generated from here
-// (`deepinfer completion reference > docs/options.md`, checked by tests/core/option_reference_test.cc).
+// (`deepinfer completion reference > docs/options.md`, checked by tests/cli).
 #include "core/options.h"
 
 namespace deepinfer {
@@ -34,22 +34,19 @@ std::vector<OptionSpec> MakeTable() {
       {.name = "numerics", .group = "Model", .commands = kRunsModel, .field = DI_FIELD(model.numerics),
        .help = "arithmetic: release = as published, fp32 = without bf16 rounding, plain = float32 without any activation rounding",
        .kind = kChoice, .choices = {"release", "fp32", "plain"}},
-      {.name = "load-format", .group = "Model", .commands = kRunsModel, .field = DI_FIELD(model.load_format),
+      {.name = "load-format", .group = "Model", .commands = "bench", .field = DI_FIELD(model.load_format),
        .help = "auto reads the weights; dummy fills them with seeded random values, to measure speed without a checkpoint",
        .kind = kChoice, .choices = {"auto", "dummy"}},
-      {.name = "kv-format", .group = "Model", .commands = kRunsModel, .field = DI_FIELD(model.kv_format),
+      {.name = "kv-format", .group = "Model", .commands = "eval,bench,debug logits,debug draft", .field = DI_FIELD(model.kv_format),
        .help = "width of the compressed KV cache; mxfp8 doubles it and is for comparisons", .kind = kChoice,
        .choices = {"fp4", "mxfp8"}},
       {.name = "max-model-len", .group = "Model", .commands = kRunsModel, .field = DI_FIELD(model.max_model_len),
        .help = "limit of prompt plus output in tokens; lower it to save memory", .kind = kInt, .value_name = "TOKENS", .min = 0,
        .max = kMaxInt32, .default_text = "what the checkpoint allows"},
-      {.name = "num-drafts", .group = "Model", .commands = "generate,chat,bench", .field = DI_FIELD(model.num_drafts),
-       .help = "tokens drafted ahead per step; 0 turns speculation off", .kind = kInt, .min = 0, .max = 64,
-       .default_text = "min(5, block of the draft head)", .env_aliases = {"DEEPINFER_USE_NEXTN_DECODE"}},
-      {.name = "threads", .group = "Model", .commands = kReadsModel, .field = DI_FIELD(model.threads),
+      {.name = "threads", .group = "Model", .commands = "generate,chat,eval,bench,debug,inspect,doctor", .field = DI_FIELD(model.threads),
        .help = "compute threads; lower it to leave cores to others", .kind = kInt, .min = 0, .max = 4096,
        .default_text = "all available cores"},
-      {.name = "cpu-isa", .group = "Model", .commands = "generate,chat,eval,bench,debug logits,debug draft,doctor",
+      {.name = "cpu-isa", .group = "Model", .commands = kRunsModel,
        .field = DI_FIELD(model.cpu_isa),
        .help = "instruction set of the CPU kernels; auto takes the best one, the others are for comparisons", .kind = kChoice,
        .choices = {"auto", "scalar", "avx2", "avx512"}},
@@ -153,7 +150,7 @@ std::vector<OptionSpec> MakeTable() {
        .help = "write the result to this file", .kind = kFile},
       {.name = "plot", .group = "Output", .commands = "bench", .field = DI_FIELD(output.plot),
        .help = "draw the result (.svg or .png)", .kind = kFile},
-      {.name = "stats", .group = "Output", .commands = "generate", .field = DI_FIELD(output.stats),
+      {.name = "stats", .group = "Output", .commands = "generate,chat", .field = DI_FIELD(output.stats),
        .help = "print token counts and times on stderr afterwards", .kind = kBool},
       {.name = "json", .group = "Output", .commands = "*", .field = DI_FIELD(output.json),
        .help = "print one JSON document and nothing else on stdout", .kind = kBool},

@@ -11,6 +11,8 @@ namespace {
 
 std::atomic<int> g_num_scopes{0};
 std::atomic<bool> g_interrupted{false};
+std::atomic<void (*)(void*)> g_on_interrupt{nullptr};
+std::atomic<void*> g_context{nullptr};
 std::atomic<int> g_terminal_fd{-1};
 termios g_terminal_settings;
 
@@ -22,7 +24,10 @@ void RestoreTerminal() {
 }
 
 void OnInterrupt(int) {
-  if (g_num_scopes.load() > 0 && !g_interrupted.exchange(true)) return;
+  if (g_num_scopes.load() > 0 && !g_interrupted.exchange(true)) {
+    if (auto* call = g_on_interrupt.load()) call(g_context.load());
+    return;
+  }
   RestoreTerminal();
   ::_exit(130);
 }
@@ -50,11 +55,16 @@ void InstallSignalHandlers() {
   ::signal(SIGPIPE, SIG_IGN);
 }
 
-InterruptScope::InterruptScope() {
+InterruptScope::InterruptScope(void (*on_interrupt)(void*), void* context) {
+  g_context.store(context);
+  g_on_interrupt.store(on_interrupt);
   if (g_num_scopes.fetch_add(1) == 0) g_interrupted.store(false);
 }
 
-InterruptScope::~InterruptScope() { g_num_scopes.fetch_sub(1); }
+InterruptScope::~InterruptScope() {
+  g_num_scopes.fetch_sub(1);
+  g_on_interrupt.store(nullptr);
+}
 
 bool InterruptScope::requested() const { return g_interrupted.load(); }
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Ctrl-C and broken pipes. By default SIGINT ends the process at once with exit code 130; while an InterruptScope lives,
-// the first SIGINT only sets a flag that the scope's owner polls, and a second one before Reset() ends the process.
+// the first SIGINT only sets a flag that the scope's owner polls, and a second one before Reset() ends the process. One
+// scope at a time.
 #pragma once
 
 #include <termios.h>
@@ -14,7 +15,8 @@ void InstallSignalHandlers();
 
 class InterruptScope {
  public:
-  InterruptScope();
+  // on_interrupt (optional) runs inside the signal handler and may only do what is safe there, such as a lock-free store.
+  explicit InterruptScope(void (*on_interrupt)(void*) = nullptr, void* context = nullptr);
   ~InterruptScope();
   InterruptScope(const InterruptScope&) = delete;
   InterruptScope& operator=(const InterruptScope&) = delete;

@@ -43,13 +43,13 @@ class TokenizeRun {
     if (json->is_object()) {
       if (const auto text = json->find("text"); text != json->end() && text->is_string()) {
         Print(text->get_ref<const std::string&>());
-        return Status::Ok();
+        return invocation_.out.Check();
       }
       if (const auto bytes = json->find("bytes_base64"); bytes != json->end() && bytes->is_string()) {
         const Result<std::string> decoded = DecodeBase64(bytes->get_ref<const std::string&>());
         if (!decoded.ok()) return BadInput(decoded.status()).WithContext("bytes_base64");
         Print(*decoded);
-        return Status::Ok();
+        return invocation_.out.Check();
       }
     }
     return BadModel("expected an object with a string \"text\" or \"bytes_base64\"");
@@ -97,7 +97,7 @@ Status RunDetokenize(Invocation& invocation) {
   const auto print = [&](std::string_view line) -> Status {
     DI_ASSIGN_OR_RETURN(const std::vector<int32_t> ids, ParseIds(line));
     invocation.out.Line(DumpJson(Json{{"text", tokenizer->Decode(ids, invocation.config.debug.skip_special)}}));
-    return Status::Ok();
+    return invocation.out.Check();
   };
   if (!invocation.config.debug.jsonl) return print(input).WithContext("stdin");
   return ForEachLine(input, [&](std::string_view line, int64_t) { return print(line); });

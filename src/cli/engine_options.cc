@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/engine_options.h"
+
+#include "cli/input.h"
+#include "core/progress.h"
+
+namespace deepinfer::cli {
+
+Result<std::unique_ptr<LLM>> LoadModel(const Invocation& invocation) {
+  const ModelSourceConfig& config = invocation.config.model;
+  EngineOptions options;
+  DI_ASSIGN_OR_RETURN(options.model, ModelDir(invocation));
+  options.device = config.device;
+  options.numerics = config.numerics;
+  options.cpu_isa = config.cpu_isa;
+  options.num_threads = static_cast<int>(config.threads);
+  options.max_model_len = config.max_model_len;
+  Progress progress("loading", {.quiet = invocation.config.log.quiet, .unit = ProgressUnit::kBytes, .clock = nullptr, .write_line = {}});
+  options.progress = [&progress](int64_t done, int64_t total) { progress.Update(done, total); };
+  return LLM::Load(std::move(options));
+}
+
+SamplingParams WithSamplingOptions(const SamplingConfig& config, SamplingParams base) {
+  if (config.max_tokens) base.max_tokens = *config.max_tokens;
+  if (config.temperature) base.temperature = *config.temperature;
+  if (config.top_p) base.top_p = *config.top_p;
+  if (config.top_k) base.top_k = *config.top_k;
+  if (config.min_p) base.min_p = *config.min_p;
+  if (config.seed) base.seq_seed = static_cast<uint64_t>(*config.seed);  // modulo 2^64, as the library documents
+  base.stop = config.stop;
+  base.ignore_eos = config.ignore_eos;
+  return base;
+}
+
+ChatOptions ToChatOptions(const ConversationConfig& config) {
+  ChatOptions options;
+  if (config.think) options.thinking = *config.think;
+  if (config.effort) options.effort = static_cast<int>(*config.effort);
+  return options;
+}
+
+Status CheckBuiltIn(const SamplingConfig& config) {
+  const char* option = !config.grammar_regex.empty()         ? "--grammar-regex"
+                       : !config.grammar_json_schema.empty() ? "--grammar-json-schema"
+                       : !config.grammar_ebnf.empty()        ? "--grammar-ebnf"
+                                                             : nullptr;
+  if (option == nullptr) return Status::Ok();
+  return Unimplemented(std::string(option) + " needs structured outputs, which this version does not have; leave the option out");
+}
+
+}  // namespace deepinfer::cli

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// From the program's options to those of the library.
+#pragma once
+
+#include "cli/command.h"
+#include "deepinfer/llm.h"
+
+namespace deepinfer::cli {
+
+// Resolves --model and loads it, with a progress bar.
+Result<std::unique_ptr<LLM>> LoadModel(const Invocation& invocation);
+
+// Options that were given replace the fields of `base`.
+SamplingParams WithSamplingOptions(const SamplingConfig& config, SamplingParams base);
+
+ChatOptions ToChatOptions(const ConversationConfig& config);
+
+// kUnimplemented for options of parts that are not built in.
+Status CheckBuiltIn(const SamplingConfig& config);
+
+}  // namespace deepinfer::cli
