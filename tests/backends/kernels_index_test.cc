@@ -34,7 +34,7 @@ Keys MakeKeys(int n, int dim, uint32_t seed) {
   return k;
 }
 
-TEST(IndexQuery, EveryLevelGivesTheSameBitsAndTheRightSum) {
+TEST(IndexScorer, EveryLevelGivesTheSameBitsAndTheRightSum) {
   for (const auto& [heads, dim] : {std::pair{32, 128}, std::pair{16, 32}, std::pair{4, 32}, std::pair{17, 64}}) {
     const int n = 133;
     const Keys query = MakeKeys(heads, dim, 1);
@@ -43,7 +43,7 @@ TEST(IndexQuery, EveryLevelGivesTheSameBitsAndTheRightSum) {
     std::mt19937 rng(3);
     std::normal_distribution<float> normal;
     for (int h = 0; h < heads; ++h) weights.push_back(RoundToBf16(normal(rng)));
-    IndexQuery q;
+    IndexScorer q;
     q.Prepare(query.values.data(), weights.data(), heads, dim, true);
     std::vector<float> first(static_cast<size_t>(n));
     for (CpuIsa level : SupportedCpuIsas()) {
@@ -66,7 +66,7 @@ TEST(IndexQuery, EveryLevelGivesTheSameBitsAndTheRightSum) {
       ASSERT_NEAR(first[static_cast<size_t>(i)], sum, 1e-6 * norm);
     }
     // Float keys give the same dot products.
-    IndexQuery f;
+    IndexScorer f;
     f.Prepare(query.values.data(), weights.data(), heads, dim, false);
     for (CpuIsa level : SupportedCpuIsas()) {
       const ScopedCpuIsa isa(level);
@@ -77,11 +77,11 @@ TEST(IndexQuery, EveryLevelGivesTheSameBitsAndTheRightSum) {
   }
 }
 
-TEST(IndexQuery, ZeroAndTinyBlocksAreExact) {
+TEST(IndexScorer, ZeroAndTinyBlocksAreExact) {
   std::vector<float> query(64, 0.0f);
   for (size_t i = 32; i < 64; ++i) query[i] = std::ldexp(3.0f, -100);
   const float weight = 1.0f;
-  IndexQuery q;
+  IndexScorer q;
   q.Prepare(query.data(), &weight, 1, 64, true);
   const std::vector<uint8_t> data(32, 0x22);
   const uint8_t scales[2] = {127, 127};

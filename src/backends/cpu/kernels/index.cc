@@ -18,7 +18,7 @@ namespace {
 // 2 * e2m1.
 constexpr int8_t kDoubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
-float FoldHeads(const IndexQuery::View& q, const float* dots) {
+float FoldHeads(const IndexScorer::View& q, const float* dots) {
   float lanes[8] = {};
   for (int h = 0; h < q.padded_heads; h += 8) {
     for (int i = 0; i < 8; ++i) lanes[i] += q.weights[h + i] * (dots[h + i] > 0.0f ? dots[h + i] : 0.0f);
@@ -26,7 +26,7 @@ float FoldHeads(const IndexQuery::View& q, const float* dots) {
   return ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) + ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));
 }
 
-void ScoreFp4Scalar(const IndexQuery::View& q, const uint8_t* data, const uint8_t* scales, int num_keys, float* scores) {
+void ScoreFp4Scalar(const IndexScorer::View& q, const uint8_t* data, const uint8_t* scales, int num_keys, float* scores) {
   float dots[kMaxIndexHeads];
   for (int i = 0; i < num_keys; ++i) {
     const uint8_t* key = data + int64_t{i} * (q.dim / 2);
@@ -49,7 +49,7 @@ void ScoreFp4Scalar(const IndexQuery::View& q, const uint8_t* data, const uint8_
   }
 }
 
-void ScoreFloatScalar(const IndexQuery::View& q, const float* keys, int num_keys, float* scores) {
+void ScoreFloatScalar(const IndexScorer::View& q, const float* keys, int num_keys, float* scores) {
   float dots[kMaxIndexHeads];
   for (int i = 0; i < num_keys; ++i) {
     const float* key = keys + int64_t{i} * q.dim;
@@ -69,7 +69,7 @@ uint32_t OrderKey(float x) {
 
 }  // namespace
 
-void IndexQuery::Prepare(const float* query, const float* weights, int heads, int dim, bool is_fp4) {
+void IndexScorer::Prepare(const float* query, const float* weights, int heads, int dim, bool is_fp4) {
   DI_CHECK(heads > 0 && heads <= kMaxIndexHeads && dim > 0 && dim <= kMaxIndexDim) << heads << " x " << dim;
   DI_CHECK(!is_fp4 || dim % 32 == 0) << "index dim " << dim;
   const int padded_heads = (heads + 15) / 16 * 16;
@@ -114,7 +114,7 @@ void IndexQuery::Prepare(const float* query, const float* weights, int heads, in
   }
 }
 
-void IndexQuery::ScoreFp4(const uint8_t* data, const uint8_t* scales, int num_keys, float* scores) const {
+void IndexScorer::ScoreFp4(const uint8_t* data, const uint8_t* scales, int num_keys, float* scores) const {
 #if defined(__x86_64__)
   switch (ActiveCpuIsa()) {
     case CpuIsa::kAvx512:
@@ -128,7 +128,7 @@ void IndexQuery::ScoreFp4(const uint8_t* data, const uint8_t* scales, int num_ke
   ScoreFp4Scalar(view_, data, scales, num_keys, scores);
 }
 
-void IndexQuery::ScoreFloat(const float* keys, int num_keys, float* scores) const {
+void IndexScorer::ScoreFloat(const float* keys, int num_keys, float* scores) const {
 #if defined(__x86_64__)
   if (ActiveCpuIsa() >= CpuIsa::kAvx2) return IndexScoreFloatAvx2(view_, keys, num_keys, scores);
 #endif

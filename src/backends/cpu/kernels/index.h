@@ -12,7 +12,7 @@
 namespace deepinfer::cpu {
 
 // One query row in the form the score kernels read. Reusable.
-class IndexQuery {
+class IndexScorer {
  public:
   // query [heads, dim], weights [heads]. is_fp4: every 32 channels are e2m1 values times one power of two (dim a multiple
   // of 32), scored against FP4 keys; else any floats, scored against float keys.

@@ -38,7 +38,7 @@ DI_INLINE float Fold(__m256 lanes) {
 
 // kKeys keys against 16 heads at a time.
 template <int kKeys>
-DI_INLINE void ScoreKeys(const IndexQuery::View& q, const uint8_t* data, const uint8_t* scales, float* scores) {
+DI_INLINE void ScoreKeys(const IndexScorer::View& q, const uint8_t* data, const uint8_t* scales, float* scores) {
   const int blocks = q.dim / 32;
   alignas(32) uint8_t key[kKeys][kMaxIndexDim];
   float key_scale[kKeys][kMaxIndexDim / 32];
@@ -92,7 +92,7 @@ DI_INLINE void ScoreKeys(const IndexQuery::View& q, const uint8_t* data, const u
 }
 
 template <int kKeys>
-DI_INLINE void ScoreFloatKeys(const IndexQuery::View& q, const float* keys, float* scores) {
+DI_INLINE void ScoreFloatKeys(const IndexScorer::View& q, const float* keys, float* scores) {
   __m256 lanes[kKeys];
   for (int i = 0; i < kKeys; ++i) lanes[i] = _mm256_setzero_ps();
   for (int h = 0; h < q.padded_heads; h += 16) {
@@ -119,14 +119,14 @@ DI_INLINE void ScoreFloatKeys(const IndexQuery::View& q, const float* keys, floa
 
 }  // namespace
 
-void IndexScoreFp4Avx2(const IndexQuery::View& q, const uint8_t* data, const uint8_t* scales, int num_keys, float* scores) {
+void IndexScoreFp4Avx2(const IndexScorer::View& q, const uint8_t* data, const uint8_t* scales, int num_keys, float* scores) {
   const int64_t data_bytes = q.dim / 2, scale_bytes = q.dim / 32;
   int i = 0;
   for (; i + 4 <= num_keys; i += 4) ScoreKeys<4>(q, data + i * data_bytes, scales + i * scale_bytes, scores + i);
   for (; i < num_keys; ++i) ScoreKeys<1>(q, data + i * data_bytes, scales + i * scale_bytes, scores + i);
 }
 
-void IndexScoreFloatAvx2(const IndexQuery::View& q, const float* keys, int num_keys, float* scores) {
+void IndexScoreFloatAvx2(const IndexScorer::View& q, const float* keys, int num_keys, float* scores) {
   int i = 0;
   for (; i + 4 <= num_keys; i += 4) ScoreFloatKeys<4>(q, keys + int64_t{i} * q.dim, scores + i);
   for (; i < num_keys; ++i) ScoreFloatKeys<1>(q, keys + int64_t{i} * q.dim, scores + i);

@@ -33,7 +33,7 @@ DI_INLINE float Fold(__m256 lanes) {
 }
 
 template <int kKeys>
-DI_INLINE void ScoreKeys(const IndexQuery::View& q, const uint8_t* data, const uint8_t* scales, float* scores) {
+DI_INLINE void ScoreKeys(const IndexScorer::View& q, const uint8_t* data, const uint8_t* scales, float* scores) {
   const int blocks = q.dim / 32;
   alignas(64) uint8_t key[kKeys][kMaxIndexDim];
   float key_scale[kKeys][kMaxIndexDim / 32];
@@ -79,7 +79,7 @@ DI_INLINE void ScoreKeys(const IndexQuery::View& q, const uint8_t* data, const u
 
 }  // namespace
 
-void IndexScoreFp4Avx512(const IndexQuery::View& q, const uint8_t* data, const uint8_t* scales, int num_keys,
+void IndexScoreFp4Avx512(const IndexScorer::View& q, const uint8_t* data, const uint8_t* scales, int num_keys,
                          float* scores) {
   const int64_t data_bytes = q.dim / 2, scale_bytes = q.dim / 32;
   int i = 0;

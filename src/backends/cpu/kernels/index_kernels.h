@@ -10,9 +10,9 @@
 namespace deepinfer::cpu {
 
 #if defined(__x86_64__)
-void IndexScoreFp4Avx2(const IndexQuery::View& q, const uint8_t* data, const uint8_t* scales, int num_keys, float* scores);
-void IndexScoreFp4Avx512(const IndexQuery::View& q, const uint8_t* data, const uint8_t* scales, int num_keys, float* scores);
-void IndexScoreFloatAvx2(const IndexQuery::View& q, const float* keys, int num_keys, float* scores);
+void IndexScoreFp4Avx2(const IndexScorer::View& q, const uint8_t* data, const uint8_t* scales, int num_keys, float* scores);
+void IndexScoreFp4Avx512(const IndexScorer::View& q, const uint8_t* data, const uint8_t* scales, int num_keys, float* scores);
+void IndexScoreFloatAvx2(const IndexScorer::View& q, const float* keys, int num_keys, float* scores);
 #endif
 
 inline constexpr int kMaxIndexHeads = 256;

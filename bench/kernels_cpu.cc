@@ -1,0 +1,498 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Kernels of the CPU backend at the shapes of the released model. Every repetition is paired with a read sweep of other
+// memory on the same threads (ratio_read) and, for arithmetic, with a loop of register-only multiply-adds (ratio_peak:
+// float32 FMA, or bf16 dot products on AVX-512). Weights rotate over more than four times the last-level cache.
+//   kernels_cpu --benchmark_filter='Fp4MatVec.*' [--cpu-isa=avx2] [--pairs=25]
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <benchmark/benchmark.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include "backends/cpu/kernels/attention.h"
+#include "backends/cpu/kernels/index.h"
+#include "backends/cpu/kernels/matmul.h"
+#include "backends/cpu/kernels/moe.h"
+#include "bench/paired.h"
+#include "core/cpu_features.h"
+#include "core/threads.h"
+
+namespace deepinfer::bench {
+namespace {
+
+using cpu::ActivationForm;
+using cpu::AlignedBuffer;
+using cpu::MatrixSource;
+using cpu::PackedMatrix;
+using cpu::PreparedActivations;
+using cpu::Rounding;
+using cpu::WeightFormat;
+
+constexpr int64_t kWorkingSetBytes = int64_t{160} << 20;  // > 4 x 32 MiB of last-level cache
+constexpr int64_t kPairBytes = int64_t{48} << 20;         // read by each side of a pair
+int g_pairs = 25;
+
+uint64_t NextRandom(uint64_t& state) {
+  state ^= state << 13;
+  state ^= state >> 7;
+  state ^= state << 17;
+  return state;
+}
+
+void FillRandom(AlignedBuffer& buffer) {
+  uint64_t state = 88172645463325252ull;
+  auto* words = reinterpret_cast<uint64_t*>(buffer.data());
+  for (int64_t i = 0; i < buffer.bytes() / 8; ++i) words[i] = NextRandom(state);
+}
+
+#if defined(__x86_64__)
+__attribute__((target("avx2"))) uint64_t ReadAvx2(const uint8_t* p, int64_t bytes) {
+  __m256i sums[4] = {};
+  for (int64_t i = 0; i < bytes; i += 128) {
+    _mm_prefetch(reinterpret_cast<const char*>(p + i + 4096), _MM_HINT_T0);
+    _mm_prefetch(reinterpret_cast<const char*>(p + i + 4160), _MM_HINT_T0);
+    for (int j = 0; j < 4; ++j) {
+      sums[j] = _mm256_xor_si256(sums[j], _mm256_load_si256(reinterpret_cast<const __m256i*>(p + i + j * 32)));
+    }
+  }
+  const __m256i sum = _mm256_xor_si256(_mm256_xor_si256(sums[0], sums[1]), _mm256_xor_si256(sums[2], sums[3]));
+  return static_cast<uint64_t>(_mm256_extract_epi64(sum, 0));
+}
+
+// Floating point operations done.
+__attribute__((target("avx2,fma"))) double PeakAvx2(int64_t rounds) {
+  __m256 acc[12];
+  for (auto& a : acc) a = _mm256_set1_ps(1.0f);
+  const __m256 x = _mm256_set1_ps(0.999f), y = _mm256_set1_ps(0.001f);
+  for (int64_t i = 0; i < rounds; ++i) {
+#pragma GCC unroll 12
+    for (auto& a : acc) a = _mm256_fmadd_ps(a, x, y);
+  }
+  __m256 sum = acc[0];
+  for (int i = 1; i < 12; ++i) sum = _mm256_add_ps(sum, acc[i]);
+  benchmark::DoNotOptimize(sum);
+  return static_cast<double>(rounds) * 12 * 16;
+}
+
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+__attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16"))) double PeakAvx512(int64_t rounds) {
+  __m512 acc[12];
+  for (auto& a : acc) a = _mm512_set1_ps(1.0f);
+  const __m512i bits = _mm512_set1_epi32(0x3c003c00);
+  for (int64_t i = 0; i < rounds; ++i) {
+#pragma GCC unroll 12
+    for (auto& a : acc) a = _mm512_dpbf16_ps(a, (__m512bh)bits, (__m512bh)bits);
+  }
+  __m512 sum = acc[0];
+  for (int i = 1; i < 12; ++i) sum = _mm512_add_ps(sum, acc[i]);
+  benchmark::DoNotOptimize(sum);
+  return static_cast<double>(rounds) * 12 * 64;
+}
+#pragma GCC diagnostic pop
+#endif
+
+uint64_t ReadBytes(const uint8_t* p, int64_t bytes) {
+#if defined(__x86_64__)
+  if (CpuSupports(CpuIsa::kAvx2)) return ReadAvx2(p, bytes);
+#endif
+  uint64_t sum = 0;
+  for (int64_t i = 0; i < bytes; i += 8) {
+    uint64_t v;
+    std::memcpy(&v, p + i, 8);
+    sum ^= v;
+  }
+  return sum;
+}
+
+double PeakWork(int64_t rounds) {
+#if defined(__x86_64__)
+  if (ActiveCpuIsa() == CpuIsa::kAvx512) return PeakAvx512(rounds);
+  if (CpuSupports(CpuIsa::kAvx2)) return PeakAvx2(rounds);
+#endif
+  float acc[16];
+  for (float& a : acc) a = 1.0f;
+  for (int64_t i = 0; i < rounds; ++i) {
+    for (float& a : acc) a = a * 0.999f + 0.001f;
+  }
+  benchmark::DoNotOptimize(acc);
+  return static_cast<double>(rounds) * 32;
+}
+
+// The machine as one benchmark sees it: a pool, the memory of the sweep.
+struct Bench {
+  ThreadPool pool;
+  AlignedBuffer sweep_memory;
+  int64_t sweep_pos = 0;
+
+  explicit Bench(int threads) : pool(threads), sweep_memory(kWorkingSetBytes) { FillRandom(sweep_memory); }
+
+  // Bytes per second.
+  double Sweep() {
+    constexpr int64_t kTile = 256 * 1024;
+    if (sweep_pos + kPairBytes + 8192 > sweep_memory.bytes()) sweep_pos = 0;
+    const uint8_t* p = sweep_memory.data() + sweep_pos;
+    sweep_pos += kPairBytes;
+    const double seconds = SecondsOf([&] {
+      pool.ParallelFor(kPairBytes / kTile, [&](int64_t tile, int) {
+        uint64_t sum = ReadBytes(p + tile * kTile, kTile);
+        benchmark::DoNotOptimize(sum);
+      });
+    });
+    return static_cast<double>(kPairBytes) / seconds;
+  }
+
+  // Operations per second over all threads.
+  double Peak() {
+    constexpr int64_t kTiles = 64;
+    double work[kTiles];
+    const double seconds =
+        SecondsOf([&] { pool.ParallelFor(kTiles, [&](int64_t tile, int) { work[tile] = PeakWork(4000); }); });
+    double sum = 0;
+    for (double w : work) sum += w;
+    return sum / seconds;
+  }
+};
+
+// Runs `subject` (one repetition, returns nothing) in pairs. bytes and flops are of one repetition.
+template <typename F>
+void RunPaired(benchmark::State& state, Bench& bench, double bytes, double flops, F&& subject) {
+  subject();  // touches everything
+  PairedRatio read, peak;
+  int pair = 0;
+  for (auto _ : state) {
+    double seconds = 0, sweep_rate = 0, peak_rate = 0;
+    const auto references = [&] {
+      sweep_rate = bench.Sweep();
+      peak_rate = bench.Peak();
+    };
+    if (pair % 2 == 0) references();
+    seconds = SecondsOf(subject);
+    if (pair % 2 == 1) references();
+    ++pair;
+    state.SetIterationTime(seconds);
+    read.Add(bytes / seconds, sweep_rate);
+    peak.Add(flops / seconds, peak_rate);
+  }
+  const PairedRatio::Summary r = read.Summarize();
+  const PairedRatio::Summary p = peak.Summarize();
+  state.counters["bytes"] = bytes;
+  state.counters["flops"] = flops;
+  state.counters["GB/s"] = r.subject * 1e-9;
+  state.counters["GFLOP/s"] = p.subject * 1e-9;
+  state.counters["sweep_GB/s"] = r.reference * 1e-9;
+  state.counters["peak_GFLOP/s"] = p.reference * 1e-9;
+  state.counters["ratio_read"] = r.ratio;
+  state.counters["ratio_read_lo"] = r.low;
+  state.counters["ratio_read_hi"] = r.high;
+  state.counters["ratio_peak"] = p.ratio;
+}
+
+struct Weights {
+  AlignedBuffer data, scale;
+  MatrixSource source;
+
+  Weights(WeightFormat format, int64_t rows, int64_t cols) {
+    const bool fp4 = format == WeightFormat::kFp4Row32;
+    const int64_t elements = rows * cols;
+    data.Allocate(fp4 ? elements / 2 : format == WeightFormat::kBf16 ? elements * 2 : elements);
+    FillRandom(data);
+    if (format == WeightFormat::kFp8Tile32) {
+      for (int64_t i = 0; i < data.bytes(); ++i) data.data()[i] &= 0xb7;  // no NaN, ordinary magnitudes
+    }
+    if (format == WeightFormat::kBf16) {
+      auto* bits = reinterpret_cast<uint16_t*>(data.data());
+      for (int64_t i = 0; i < elements; ++i) bits[i] = static_cast<uint16_t>((bits[i] & 0x807f) | 0x3c00);
+    }
+    if (format != WeightFormat::kBf16) {
+      scale.Allocate(fp4 ? rows * (cols / 32) : (rows + 31) / 32 * (cols / 32));
+      std::memset(scale.data(), 120, static_cast<size_t>(scale.bytes()));
+    }
+    source = {format, rows, cols, data.data(), scale.bytes() > 0 ? scale.data() : nullptr};
+  }
+};
+
+std::vector<float> Input(int64_t n) {
+  uint64_t state = 1234567;
+  std::vector<float> x(static_cast<size_t>(n));
+  for (float& v : x) v = static_cast<float>(static_cast<int>(NextRandom(state) % 256) - 128) / 64.0f;
+  return x;
+}
+
+// args: rows, cols, M, threads, groups
+void MatMulBench(benchmark::State& state, WeightFormat format, int64_t rows, int64_t cols, int64_t m, int threads,
+                 int64_t groups) {
+  Bench bench(threads);
+  const Weights weights(format, rows / groups, cols);
+  const std::vector<MatrixSource> sources(static_cast<size_t>(groups), weights.source);
+  std::vector<PackedMatrix> matrices;
+  int64_t total = 0;
+  do {
+    matrices.push_back(PackedMatrix::Pack(sources, &bench.pool));
+    total += matrices.back().bytes();
+  } while (total < kWorkingSetBytes);
+  const int64_t inputs = cols * groups;
+  const std::vector<float> x = Input(m * inputs);
+  std::vector<float> y(static_cast<size_t>(m * rows));
+  PreparedActivations prepared;
+  prepared.Prepare(bench.pool, x.data(), m, inputs, inputs,
+                   format == WeightFormat::kBf16 || groups > 1 ? ActivationForm::kBf16 : ActivationForm::kFp8);
+  const auto one_bytes = static_cast<double>(matrices[0].bytes());
+  // Enough products per repetition for a steady clock; with many inputs one is enough.
+  const int64_t repeats = m > 8 ? 1 : std::max<int64_t>(1, kPairBytes / matrices[0].bytes());
+  size_t next = 0;
+  RunPaired(state, bench, one_bytes * static_cast<double>(repeats),
+            2.0 * static_cast<double>(rows * cols * m) * static_cast<double>(repeats), [&] {
+              for (int64_t i = 0; i < repeats; ++i) {
+                const PackedMatrix& w = matrices[next++ % matrices.size()];
+                if (groups > 1) {
+                  cpu::GroupedMatMul(bench.pool, prepared, w, groups, y.data(), rows, Rounding::kBf16);
+                } else {
+                  cpu::MatMul(bench.pool, prepared, w, y.data(), rows, Rounding::kBf16);
+                }
+              }
+            });
+}
+
+// 48 experts of the released shape stand for 384; routing uniform or Zipf.
+void MoeBench(benchmark::State& state, int64_t m, int threads, bool zipf) {
+  constexpr int64_t kHidden = 5120, kWidth = 2304;
+  constexpr int kExperts = 24, kChosen = 6;
+  Bench bench(threads);
+  const Weights up(WeightFormat::kFp4Row32, kWidth, kHidden), down(WeightFormat::kFp4Row32, kHidden, kWidth);
+  const Weights shared_up(WeightFormat::kFp8Tile32, kWidth, kHidden), shared_down(WeightFormat::kFp8Tile32, kHidden, kWidth);
+  std::vector<PackedMatrix> packed;
+  packed.reserve(2 * kExperts + 2);
+  const auto pack = [&](const Weights& u, const Weights& d) {
+    const MatrixSource both[] = {u.source, u.source};
+    packed.push_back(PackedMatrix::Pack(both, &bench.pool, true));
+    packed.push_back(PackedMatrix::Pack({&d.source, 1}, &bench.pool));
+    return cpu::ExpertWeights{&packed[packed.size() - 2], &packed[packed.size() - 1]};
+  };
+  std::vector<cpu::ExpertWeights> experts;
+  for (int e = 0; e < kExperts; ++e) experts.push_back(pack(up, down));
+  const cpu::ExpertWeights shared = pack(shared_up, shared_down);
+  uint64_t random = 99;
+  constexpr int kRoutings = 8;
+  std::vector<std::vector<int32_t>> routings;
+  double bytes = 0;
+  for (int r = 0; r < kRoutings; ++r) {
+    std::vector<int32_t> chosen;
+    std::vector<bool> touched(kExperts);
+    for (int64_t t = 0; t < m; ++t) {
+      std::vector<bool> used(kExperts);
+      for (int i = 0; i < kChosen;) {
+        const double u = static_cast<double>(NextRandom(random) % 100000) / 100000.0;
+        const auto e = static_cast<int32_t>(zipf ? kExperts * u * u * u : kExperts * u);
+        if (used[static_cast<size_t>(e)]) continue;
+        used[static_cast<size_t>(e)] = touched[static_cast<size_t>(e)] = true;
+        chosen.push_back(e);
+        ++i;
+      }
+    }
+    for (size_t e = 0; e < touched.size(); ++e) {
+      if (touched[e]) bytes += static_cast<double>(experts[e].gate_up->bytes() + experts[e].down->bytes()) / kRoutings;
+    }
+    routings.push_back(std::move(chosen));
+  }
+  bytes += static_cast<double>(shared.gate_up->bytes() + shared.down->bytes());
+  const std::vector<float> x = Input(m * kHidden);
+  std::vector<float> out(x.size());
+  const std::vector<float> weights(static_cast<size_t>(m * kChosen), 0.25f);
+  PreparedActivations prepared;
+  cpu::MoeExperts moe;
+  cpu::MoeArgs args;
+  args.x = &prepared;
+  args.experts = experts;
+  args.shared = &shared;
+  args.num_chosen = kChosen;
+  args.weights = weights.data();
+  args.swiglu_limit = 10;
+  args.round_bf16 = true;
+  args.out = out.data();
+  args.ldo = kHidden;
+  size_t next = 0;
+  RunPaired(state, bench, bytes, 2.0 * static_cast<double>(m * (kChosen + 1) * 3 * kHidden * kWidth), [&] {
+    args.chosen = routings[next++ % kRoutings].data();
+    prepared.Prepare(bench.pool, x.data(), m, kHidden, kHidden, ActivationForm::kFp8);
+    moe.Run(bench.pool, args);
+  });
+}
+
+void AttentionBench(benchmark::State& state, int keys, int heads, int64_t rows, int threads) {
+  constexpr int kDim = 512;
+  Bench bench(threads);
+  const std::vector<float> query = Input(rows * heads * kDim), key = Input(int64_t{keys} * kDim);
+  const std::vector<float> sink(static_cast<size_t>(heads), 0.5f);
+  std::vector<float> out(query.size());
+  cpu::SparseAttention attention;
+  cpu::SparseAttention::Shape shape;
+  shape.heads = heads;
+  shape.dim = kDim;
+  shape.scale = 0.0441941738f;
+  shape.sink = sink.data();
+  shape.round_bf16 = true;
+  shape.max_keys = keys;
+  RunPaired(state, bench, static_cast<double>(rows * keys * kDim * 4),
+            4.0 * static_cast<double>(rows * heads) * keys * kDim, [&] {
+              attention.Run(
+                  bench.pool, shape, rows, [&](int64_t) { return keys; },
+                  [&](int64_t, int first, int last, const cpu::KeyPanel& panel, int) {
+                    for (int i = first; i < last; ++i) panel.Set(i, key.data() + int64_t{i} * kDim);
+                  },
+                  [&](int64_t row) { return query.data() + row * heads * kDim; },
+                  [&](int64_t row) { return out.data() + row * heads * kDim; }, [](int64_t, int, int) {});
+            });
+}
+
+void IndexBench(benchmark::State& state, int64_t rows, int threads) {
+  constexpr int kHeads = 32, kDim = 128;
+  Bench bench(threads);
+  std::vector<float> query(kHeads * kDim), weights(kHeads, 0.01f), scores(static_cast<size_t>(rows));
+  constexpr float kValues[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.5f, -1, -2, -6};
+  uint64_t random = 5;
+  for (float& v : query) v = kValues[NextRandom(random) % 12];
+  AlignedBuffer data(rows * kDim / 2), scales(rows * kDim / 32);
+  FillRandom(data);
+  std::memset(scales.data(), 125, static_cast<size_t>(scales.bytes()));
+  cpu::IndexScorer scorer;
+  RunPaired(state, bench, static_cast<double>(rows * 68), 2.0 * kHeads * kDim * static_cast<double>(rows), [&] {
+    scorer.Prepare(query.data(), weights.data(), kHeads, kDim, true);
+    constexpr int64_t kRowsPerTile = 512;
+    bench.pool.ParallelFor((rows + kRowsPerTile - 1) / kRowsPerTile, [&](int64_t tile, int) {
+      const int64_t begin = tile * kRowsPerTile;
+      const auto count = static_cast<int>(std::min(kRowsPerTile, rows - begin));
+      scorer.ScoreFp4(data.data() + begin * kDim / 2, scales.data() + begin * kDim / 32, count, scores.data() + begin);
+    });
+  });
+}
+
+void TopKBench(benchmark::State& state, int64_t rows, int k) {
+  Bench bench(1);
+  std::vector<float> scores = Input(rows);
+  uint64_t random = 7;
+  for (float& v : scores) v += static_cast<float>(NextRandom(random) % 10000) * 1e-5f;
+  std::vector<int32_t> out(static_cast<size_t>(k));
+  RunPaired(state, bench, static_cast<double>(rows * 4), 0, [&] {
+    benchmark::DoNotOptimize(cpu::SelectTopK(scores.data(), static_cast<int>(rows), k, out.data()));
+  });
+}
+
+void BlocksBench(benchmark::State& state, int64_t rows) {
+  Bench bench(1);
+  const std::vector<float> scores = Input(rows);
+  std::vector<float> maxima(static_cast<size_t>(rows / 8 + 1));
+  std::vector<int32_t> out(2048);
+  RunPaired(state, bench, static_cast<double>(rows * 4), 0, [&] {
+    cpu::BlockMaxima(scores.data(), static_cast<int>(rows), 8, maxima.data());
+    benchmark::DoNotOptimize(cpu::SelectTopK(maxima.data(), static_cast<int>((rows + 7) / 8), 2048, out.data()));
+  });
+}
+
+void QuantBench(benchmark::State& state, int64_t m) {
+  Bench bench(1);
+  const std::vector<float> x = Input(m * 5120);
+  PreparedActivations prepared;
+  RunPaired(state, bench, static_cast<double>(m * 5120 * 4), 0,
+            [&] { prepared.Prepare(bench.pool, x.data(), m, 5120, 5120, ActivationForm::kFp8); });
+}
+
+void SweepBench(benchmark::State& state, int threads) {
+  Bench bench(threads);
+  RunPaired(state, bench, static_cast<double>(kPairBytes), 0, [&] { bench.Sweep(); });
+}
+
+template <typename F>
+void Register(const std::string& name, F&& f) {
+  benchmark::RegisterBenchmark(name.c_str(), f)->UseManualTime()->Iterations(g_pairs)->Unit(benchmark::kMicrosecond);
+}
+
+void RegisterAll() {
+  struct Shape {
+    const char* name;
+    int64_t rows, cols, groups;
+  };
+  // Names are KxN as in the specification: inputs x outputs.
+  const Shape fp4[] = {{"5120x2304", 2304, 5120, 1}, {"2304x5120", 5120, 2304, 1}, {"5120x4608", 4608, 5120, 1}};
+  const Shape fp8[] = {{"5120x2304", 2304, 5120, 1},  {"5120x1280", 1280, 5120, 1},   {"1280x32768", 32768, 1280, 1},
+                       {"5120x512", 512, 5120, 1},    {"4096x1024x8", 8192, 4096, 8}, {"8192x5120", 5120, 8192, 1},
+                       {"5120x4608", 4608, 5120, 1},  {"2304x5120", 5120, 2304, 1},   {"6144x25600", 25600, 6144, 1}};
+  const Shape bf16[] = {{"5120x129280", 129280, 5120, 1}};
+  std::vector<int> thread_counts = {1, 2};
+  if (ThreadPool::NumAvailableCores() > 2) thread_counts.push_back(ThreadPool::NumAvailableCores());
+  for (int threads : thread_counts) {
+    const std::string suffix = "/threads:" + std::to_string(threads);
+    Register("ReadSweep" + suffix, [=](benchmark::State& s) { SweepBench(s, threads); });
+    const auto add = [&](const char* family, WeightFormat format, const Shape& shape, int64_t m) {
+      Register(std::string(family) + "/" + shape.name + "/M:" + std::to_string(m) + suffix, [=](benchmark::State& s) {
+        MatMulBench(s, format, shape.rows, shape.cols, m, threads, shape.groups);
+      });
+    };
+    for (const Shape& shape : fp4) add("Fp4MatVec", WeightFormat::kFp4Row32, shape, 1);
+    for (const Shape& shape : fp8) add("Fp8MatVec", WeightFormat::kFp8Tile32, shape, 1);
+    for (const Shape& shape : bf16) add("Bf16MatVec", WeightFormat::kBf16, shape, 1);
+    for (int64_t m : {2, 4, 8, 16, 32, 64, 128, 512}) {
+      add("Fp4MatMul", WeightFormat::kFp4Row32, fp4[0], m);
+      add("Fp8MatMul", WeightFormat::kFp8Tile32, fp8[0], m);
+    }
+    for (int64_t m : {1, 8, 128}) {
+      Register("MoeLayer/uniform/M:" + std::to_string(m) + suffix, [=](benchmark::State& s) { MoeBench(s, m, threads, false); });
+    }
+    Register("MoeLayer/zipf/M:128" + suffix, [=](benchmark::State& s) { MoeBench(s, 128, threads, true); });
+    for (int keys : {128, 640}) {
+      for (int64_t rows : {1, 16}) {
+        Register("SparseAttn/keys:" + std::to_string(keys) + "/heads:64/T:" + std::to_string(rows) + suffix,
+                 [=](benchmark::State& s) { AttentionBench(s, keys, 64, rows, threads); });
+      }
+    }
+    for (int64_t rows : {4096, 65536, 1048576}) {
+      Register("IndexScore/rows:" + std::to_string(rows) + suffix, [=](benchmark::State& s) { IndexBench(s, rows, threads); });
+    }
+  }
+  for (int64_t rows : {4096, 65536, 1048576}) {
+    Register("TopK512/rows:" + std::to_string(rows), [=](benchmark::State& s) { TopKBench(s, rows, 512); });
+  }
+  Register("CandidateBlocks/rows:1048576", [](benchmark::State& s) { BlocksBench(s, 1048576); });
+  for (int64_t m : {1, 128}) {
+    Register("ActQuantFp8/5120/M:" + std::to_string(m), [=](benchmark::State& s) { QuantBench(s, m); });
+  }
+}
+
+}  // namespace
+}  // namespace deepinfer::bench
+
+int main(int argc, char** argv) {
+  using namespace deepinfer;
+  int kept = 1;
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view arg = argv[i];
+    if (arg.starts_with("--cpu-isa=")) {
+      const auto isa = ParseCpuIsa(arg.substr(10));
+      if (!isa.ok()) {
+        std::fprintf(stderr, "%s\n", isa.status().message().c_str());
+        return 2;
+      }
+      SetCpuIsa(*isa);
+    } else if (arg.starts_with("--pairs=")) {
+      bench::g_pairs = std::max(1, std::atoi(argv[i] + 8));
+    } else {
+      argv[kept++] = argv[i];
+    }
+  }
+  argc = kept;
+  benchmark::Initialize(&argc, argv);
+  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;
+  benchmark::AddCustomContext("cpu_isa", std::string(CpuIsaName(ActiveCpuIsa())));
+  bench::RegisterAll();
+  benchmark::RunSpecifiedBenchmarks();
+  return 0;
+}
