@@ -199,6 +199,7 @@ size_t VisibleBytes(const Json& data) {
 TEST(ChatStream, NothingIsHeldLongerThanInTheReference) {
   for (const Json& test_case : ReadJsonLines("protocols/chat_stream.jsonl")) {
     if (!IsMadeOfText(test_case) || OurArguments().contains(test_case["id"].get<std::string>())) continue;
+    if (test_case["id"] == "chat/stream-end-pname-open") continue;  // parameter names are held (protocols.md 4)
     SCOPED_TRACE(test_case["id"].get<std::string>());
     const RunResult ours = RunStream(test_case, ChunksOf(test_case));
     const Json& their_counts = test_case["expect"]["events_per_push"];
