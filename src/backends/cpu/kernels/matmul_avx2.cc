@@ -19,84 +19,116 @@ DI_INLINE __m256 HighHalf(__m256i pairs) {
   return _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
 }
 
-// A format gives: kGroupBytes, kStepK (inputs per step of 128 bytes), kPerRowScale / kPerTileScale, and Decode, which
-// turns the 32 bytes of eight rows of one step into kStepK vectors of eight rows.
+// A format gives: kGroupBytes, kStepK (inputs per step of 128 bytes), kPerRowScale / kPerTileScale, and the decoding of the
+// 32 bytes of eight rows of one step in three stages, so that callers can keep several blocks of rows in flight between
+// them: Open<half>(p), then Pair<q>(opened) for inputs (half * kHalfK + 2q, + 1), then Low and High of the pair.
 struct Fp4 {
   static constexpr int kGroupBytes = 512;
   static constexpr int kStepK = 8;
+  static constexpr int kHalfK = 4;
   static constexpr bool kPerRowScale = true;
   static constexpr bool kPerTileScale = false;
-  DI_INLINE static void Decode(const uint8_t* p, __m256* w) {
+  struct Opened {
+    __m256i low_bytes, high_bytes;
+  };
+  template <int kHalf>
+  DI_INLINE static Opened Open(const uint8_t* p) {
     // e2m1 as bf16: 0, 0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040, 0x4080, 0x40c0 and the sign.
-    const __m256i low_bytes = _mm256_broadcastsi128_si256(
+    const __m256i low_table = _mm256_broadcastsi128_si256(
         _mm_setr_epi8(0, 0, -128, -64, 0, 64, -128, -64, 0, 0, -128, -64, 0, 64, -128, -64));
-    const __m256i high_bytes = _mm256_broadcastsi128_si256(
+    const __m256i high_table = _mm256_broadcastsi128_si256(
         _mm_setr_epi8(0, 0x3f, 0x3f, 0x3f, 0x40, 0x40, 0x40, 0x40, -128, -65, -65, -65, -64, -64, -64, -64));
-    const __m256i mask = _mm256_set1_epi8(15);
-    const __m256i v = _mm256_load_si256(reinterpret_cast<const __m256i*>(p));
-    const __m256i lo = _mm256_and_si256(v, mask);
-    const __m256i hi = _mm256_and_si256(_mm256_srli_epi16(v, 4), mask);
-    const __m256i lo_l = _mm256_shuffle_epi8(low_bytes, lo);
-    const __m256i lo_h = _mm256_shuffle_epi8(high_bytes, lo);
-    const __m256i hi_l = _mm256_shuffle_epi8(low_bytes, hi);
-    const __m256i hi_h = _mm256_shuffle_epi8(high_bytes, hi);
-    const __m256i p0 = _mm256_unpacklo_epi8(lo_l, lo_h);
-    const __m256i p1 = _mm256_unpackhi_epi8(lo_l, lo_h);
-    const __m256i p2 = _mm256_unpacklo_epi8(hi_l, hi_h);
-    const __m256i p3 = _mm256_unpackhi_epi8(hi_l, hi_h);
-    w[0] = LowHalf(p0);
-    w[1] = HighHalf(p0);
-    w[2] = LowHalf(p1);
-    w[3] = HighHalf(p1);
-    w[4] = LowHalf(p2);
-    w[5] = HighHalf(p2);
-    w[6] = LowHalf(p3);
-    w[7] = HighHalf(p3);
+    __m256i codes = _mm256_load_si256(reinterpret_cast<const __m256i*>(p));
+    if constexpr (kHalf == 1) codes = _mm256_srli_epi16(codes, 4);
+    codes = _mm256_and_si256(codes, _mm256_set1_epi8(15));
+    return {_mm256_shuffle_epi8(low_table, codes), _mm256_shuffle_epi8(high_table, codes)};
   }
+  template <int kQ>
+  DI_INLINE static __m256i Pair(const Opened& o) {
+    if constexpr (kQ == 0) return _mm256_unpacklo_epi8(o.low_bytes, o.high_bytes);
+    return _mm256_unpackhi_epi8(o.low_bytes, o.high_bytes);
+  }
+  DI_INLINE static __m256 Low(__m256i pair) { return LowHalf(pair); }
+  DI_INLINE static __m256 High(__m256i pair) { return HighHalf(pair); }
 };
 
 struct Fp8 {
   static constexpr int kGroupBytes = 1024;
   static constexpr int kStepK = 4;
+  static constexpr int kHalfK = 4;
   static constexpr bool kPerRowScale = false;
   static constexpr bool kPerTileScale = true;
-  // The byte stands in the top byte of each dword: sign, then 7 bits that become exponent and mantissa of a float32 too
-  // small by 2^120. e4m3 subnormals come out as float32 subnormals, so the product with 2^120 is right for all codes.
-  DI_INLINE static __m256 FromTopByte(__m256i v) {
-    const __m256i bits = _mm256_and_si256(_mm256_srai_epi32(v, 4), _mm256_set1_epi32(static_cast<int>(0x87f00000u)));
-    return _mm256_mul_ps(_mm256_castsi256_ps(bits), _mm256_set1_ps(0x1p120f));
+  using Opened = __m256i;
+  template <int kHalf>
+  DI_INLINE static Opened Open(const uint8_t* p) {
+    return _mm256_load_si256(reinterpret_cast<const __m256i*>(p));
   }
-  DI_INLINE static void Decode(const uint8_t* p, __m256* w) {
-    const __m256i v = _mm256_load_si256(reinterpret_cast<const __m256i*>(p));
-    const __m256i zero = _mm256_setzero_si256();
-    const __m256i p0 = _mm256_unpacklo_epi8(zero, v);
-    const __m256i p1 = _mm256_unpackhi_epi8(zero, v);
-    w[0] = FromTopByte(_mm256_slli_epi32(p0, 16));
-    w[1] = FromTopByte(p0);
-    w[2] = FromTopByte(_mm256_slli_epi32(p1, 16));
-    w[3] = FromTopByte(p1);
+  // The codes in the high bytes of the two halves of a dword.
+  template <int kQ>
+  DI_INLINE static __m256i Pair(Opened o) {
+    if constexpr (kQ == 0) return _mm256_unpacklo_epi8(_mm256_setzero_si256(), o);
+    return _mm256_unpackhi_epi8(_mm256_setzero_si256(), o);
+  }
+  // Sign, then 7 bits that become exponent and mantissa of a float32 too small by 2^120. e4m3 subnormals come out as
+  // float32 subnormals, so the product with 2^120 is right for all codes.
+  DI_INLINE static __m256 Low(__m256i pair) { return High(_mm256_slli_epi32(pair, 16)); }
+  DI_INLINE static __m256 High(__m256i pair) {
+    const __m256i bits = _mm256_and_si256(_mm256_srai_epi32(pair, 4), _mm256_set1_epi32(static_cast<int>(0x87f00000u)));
+    return _mm256_mul_ps(_mm256_castsi256_ps(bits), _mm256_set1_ps(0x1p120f));
   }
 };
 
 struct Bf16 {
   static constexpr int kGroupBytes = 2048;
   static constexpr int kStepK = 2;
+  static constexpr int kHalfK = 2;
   static constexpr bool kPerRowScale = false;
   static constexpr bool kPerTileScale = false;
-  DI_INLINE static void Decode(const uint8_t* p, __m256* w) {
-    const __m256i v = _mm256_load_si256(reinterpret_cast<const __m256i*>(p));
-    w[0] = LowHalf(v);
-    w[1] = HighHalf(v);
+  using Opened = __m256i;
+  template <int kHalf>
+  DI_INLINE static Opened Open(const uint8_t* p) {
+    return _mm256_load_si256(reinterpret_cast<const __m256i*>(p));
   }
+  template <int kQ>
+  DI_INLINE static __m256i Pair(Opened o) { return o; }
+  DI_INLINE static __m256 Low(__m256i pair) { return LowHalf(pair); }
+  DI_INLINE static __m256 High(__m256i pair) { return HighHalf(pair); }
 };
 
 struct F32 {
   static constexpr int kGroupBytes = 4096;
   static constexpr int kStepK = 1;
+  static constexpr int kHalfK = 1;
   static constexpr bool kPerRowScale = false;
   static constexpr bool kPerTileScale = false;
-  DI_INLINE static void Decode(const uint8_t* p, __m256* w) { w[0] = _mm256_load_ps(reinterpret_cast<const float*>(p)); }
+  using Opened = __m256i;
+  template <int kHalf>
+  DI_INLINE static Opened Open(const uint8_t* p) {
+    return _mm256_load_si256(reinterpret_cast<const __m256i*>(p));
+  }
+  template <int kQ>
+  DI_INLINE static __m256i Pair(Opened o) { return o; }
+  DI_INLINE static __m256 Low(__m256i pair) { return _mm256_castsi256_ps(pair); }
+  DI_INLINE static __m256 High(__m256i pair) { return _mm256_castsi256_ps(pair); }
 };
+
+// All kStepK vectors of eight rows of one step.
+template <typename Format>
+DI_INLINE void DecodeStep(const uint8_t* p, __m256* w) {
+  const auto decode_half = [&]<int kHalf>() __attribute__((always_inline)) {
+    const typename Format::Opened o = Format::template Open<kHalf>(p);
+    const auto decode_pair = [&]<int kQ>() __attribute__((always_inline)) {
+      const __m256i pair = Format::template Pair<kQ>(o);
+      constexpr int kAt = kHalf * Format::kHalfK + 2 * kQ;
+      w[kAt] = Format::Low(pair);
+      if constexpr (Format::kStepK > 1) w[kAt + 1] = Format::High(pair);
+    };
+    decode_pair.template operator()<0>();
+    if constexpr (Format::kHalfK == 4) decode_pair.template operator()<1>();
+  };
+  decode_half.template operator()<0>();
+  if constexpr (Format::kStepK > Format::kHalfK) decode_half.template operator()<1>();
+}
 
 // Scale of rows [8v, 8v + 8) in a group.
 template <typename Format>
@@ -119,48 +151,80 @@ DI_INLINE __m256 AddGroup(__m256 partial, __m256 scale, __m256 sum) {
   return _mm256_add_ps(sum, partial);
 }
 
-// M inputs, kVecs vectors of eight rows at a time: M * kVecs chains of sums hide the latency of the multiply-adds.
+// The products of kVecs blocks of eight rows with one step's inputs, block after block for each input: neighbouring
+// instructions belong to different sums, so that the scheduler never fills up with one chain of dependent multiply-adds.
+template <typename Format, int M, int kVecs>
+DI_INLINE void AddStep(const uint8_t* p, const float* const* x, __m256 (*partial)[kVecs]) {
+  const auto add_half = [&]<int kHalf>() __attribute__((always_inline)) {
+    typename Format::Opened o[kVecs];
+#pragma GCC unroll 4
+    for (int v = 0; v < kVecs; ++v) o[v] = Format::template Open<kHalf>(p + v * 32);
+    const auto add_pair = [&]<int kQ>() __attribute__((always_inline)) {
+      constexpr int kAt = kHalf * Format::kHalfK + 2 * kQ;
+      __m256i pair[kVecs];
+#pragma GCC unroll 4
+      for (int v = 0; v < kVecs; ++v) {
+        pair[v] = Format::template Pair<kQ>(o[v]);
+        const __m256 w = Format::Low(pair[v]);
+#pragma GCC unroll 4
+        for (int m = 0; m < M; ++m) partial[m][v] = _mm256_fmadd_ps(w, _mm256_broadcast_ss(x[m] + kAt), partial[m][v]);
+      }
+      if constexpr (Format::kStepK > 1) {
+#pragma GCC unroll 4
+        for (int v = 0; v < kVecs; ++v) {
+          const __m256 w = Format::High(pair[v]);
+#pragma GCC unroll 4
+          for (int m = 0; m < M; ++m) {
+            partial[m][v] = _mm256_fmadd_ps(w, _mm256_broadcast_ss(x[m] + kAt + 1), partial[m][v]);
+          }
+        }
+      }
+    };
+    add_pair.template operator()<0>();
+    if constexpr (Format::kHalfK == 4) add_pair.template operator()<1>();
+  };
+  add_half.template operator()<0>();
+  if constexpr (Format::kStepK > Format::kHalfK) add_half.template operator()<1>();
+}
+
+// M inputs, kVecs vectors of eight rows at a time: M * kVecs sums in flight hide the latency of the multiply-adds.
 template <typename Format, int M, int kVecs>
 void FewInputs(const TileTask& task) {
   constexpr int kSteps = 32 / Format::kStepK;
-  const float* x[M];
-  for (int m = 0; m < M; ++m) x[m] = task.values + int64_t{task.row_idx[m]} * 32;
+  const float* group_x[M];
+  for (int m = 0; m < M; ++m) group_x[m] = task.values + int64_t{task.row_idx[m]} * 32;
   const int64_t x_stride = task.group_rows * 32;
+  const int64_t num_groups = task.num_groups;
+  const int64_t prefetch = task.prefetch_bytes;
   float* out = task.out;
   const __m256 zero = _mm256_setzero_ps();
   for (int i = 0; i < M * 4; ++i) _mm256_store_ps(out + i * 8, zero);
   const uint8_t* group_weights = task.weights;
-  for (int64_t group = 0; group < task.num_groups; ++group) {
+  for (int64_t group = 0; group < num_groups; ++group) {
     for (int v0 = 0; v0 < 4; v0 += kVecs) {
       __m256 partial[M][kVecs];
-#pragma GCC unroll 8
+#pragma GCC unroll 4
       for (int m = 0; m < M; ++m) {
 #pragma GCC unroll 4
         for (int v = 0; v < kVecs; ++v) partial[m][v] = zero;
       }
+      const float* x[M];
+#pragma GCC unroll 4
+      for (int m = 0; m < M; ++m) x[m] = group_x[m];
+      const uint8_t* p = group_weights + v0 * 32;
 #pragma GCC unroll 1
       for (int step = 0; step < kSteps; ++step) {
-        const uint8_t* p = group_weights + step * 128 + v0 * 32;
-        _mm_prefetch(reinterpret_cast<const char*>(p + task.prefetch_bytes), _MM_HINT_T0);
-        if constexpr (kVecs == 4) _mm_prefetch(reinterpret_cast<const char*>(p + task.prefetch_bytes + 64), _MM_HINT_T0);
+        _mm_prefetch(reinterpret_cast<const char*>(p + prefetch), _MM_HINT_T0);
+        if constexpr (kVecs == 4) _mm_prefetch(reinterpret_cast<const char*>(p + prefetch + 64), _MM_HINT_T0);
+        AddStep<Format, M, kVecs>(p, x, partial);
+        p += 128;
 #pragma GCC unroll 4
-        for (int v = 0; v < kVecs; ++v) {
-          __m256 w[Format::kStepK];
-          Format::Decode(p + v * 32, w);
-#pragma GCC unroll 8
-          for (int k = 0; k < Format::kStepK; ++k) {
-#pragma GCC unroll 8
-            for (int m = 0; m < M; ++m) {
-              partial[m][v] =
-                  _mm256_fmadd_ps(w[k], _mm256_broadcast_ss(x[m] + step * Format::kStepK + k), partial[m][v]);
-            }
-          }
-        }
+        for (int m = 0; m < M; ++m) x[m] += Format::kStepK;
       }
 #pragma GCC unroll 4
       for (int v = 0; v < kVecs; ++v) {
         const __m256 scale = GroupScale<Format>(task.scales, group, v0 + v);
-#pragma GCC unroll 8
+#pragma GCC unroll 4
         for (int m = 0; m < M; ++m) {
           float* sum = out + m * 32 + (v0 + v) * 8;
           _mm256_store_ps(sum, AddGroup<Format>(partial[m][v], scale, _mm256_load_ps(sum)));
@@ -168,7 +232,7 @@ void FewInputs(const TileTask& task) {
       }
     }
     group_weights += Format::kGroupBytes;
-    for (int m = 0; m < M; ++m) x[m] += x_stride;
+    for (int m = 0; m < M; ++m) group_x[m] += x_stride;
   }
 }
 
@@ -214,7 +278,7 @@ void ManyInputs(const TileTask& task) {
 #pragma GCC unroll 4
       for (int v = 0; v < 4; ++v) {
         __m256 w[Format::kStepK];
-        Format::Decode(group_weights + step * 128 + v * 32, w);
+        DecodeStep<Format>(group_weights + step * 128 + v * 32, w);
 #pragma GCC unroll 8
         for (int k = 0; k < Format::kStepK; ++k) _mm256_store_ps(panel + (step * Format::kStepK + k) * 32 + v * 8, w[k]);
       }
