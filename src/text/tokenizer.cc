@@ -157,9 +157,15 @@ struct Tokenizer::Impl {
 
   void EncodePiecesOf(std::string_view text, IdBuffer& out) const {
     const char* text_end = text.data() + text.size();
+    std::string_view batch[Bpe::kMaxBatch];
+    size_t num_pieces = 0;
     ScanPieces(text, [&](const char* begin, const char* end) {
-      bpe->Encode(std::string_view(begin, static_cast<size_t>(end - begin)), text_end, out);
+      batch[num_pieces++] = std::string_view(begin, static_cast<size_t>(end - begin));
+      if (num_pieces < Bpe::kMaxBatch) return;
+      bpe->Encode(batch, text_end, out);
+      num_pieces = 0;
     });
+    bpe->Encode(std::span(batch, num_pieces), text_end, out);
   }
   // Appends the stretches of text in which added tokens count.
   void SplitAtAddedTokens(std::string_view text, std::vector<Stretch>& out) const;
@@ -211,7 +217,10 @@ Status Tokenizer::Impl::AddMerges(const TokenizerFile& file, const SpellingIndex
     }
     merges.push_back(m);
   }
-  bpe = std::make_unique<Bpe>(byte_ids, merges);
+  std::vector<uint32_t> num_bytes;
+  num_bytes.reserve(tokens.size());
+  for (const Token& token : tokens) num_bytes.push_back(token.length);
+  bpe = std::make_unique<Bpe>(byte_ids, merges, std::move(num_bytes));
   return Status::Ok();
 }
 

@@ -19,7 +19,7 @@ uint64_t PairKey(int32_t left, int32_t right) {
   return (static_cast<uint64_t>(left) << kIdBits) | static_cast<uint64_t>(right);
 }
 
-size_t SlotOf(uint64_t pair_key, int shift) { return static_cast<size_t>((pair_key * 0x9e3779b97f4a7c15u) >> shift); }
+uint64_t HashOf(uint64_t pair_key) { return pair_key * 0x9e3779b97f4a7c15u; }
 
 uint64_t Load64(const char* p) {
   uint64_t word;
@@ -32,51 +32,13 @@ uint64_t LowBytes(uint64_t word, size_t num_bytes) {
   return num_bytes >= 8 ? word : word & ((uint64_t{1} << (8 * num_bytes)) - 1);
 }
 
-// Queues of (rank << 43 | position), smallest first. Positions are below 2^43.
+// The queue holds rank << 43 | position, smallest first.
 constexpr int kPositionBits = 43;
 
-// For merge tables of any kind.
-class BinaryHeap {
- public:
-  void Push(uint64_t key) { heap_.push(key); }
-  bool Pop(uint64_t* key) {
-    if (heap_.empty()) return false;
-    *key = heap_.top();
-    heap_.pop();
-    return true;
-  }
-
- private:
-  std::priority_queue<uint64_t, std::vector<uint64_t>, std::greater<>> heap_;
-};
-
-// A radix heap: no key may be smaller than the last one popped. A key moves only to lower buckets, through sequential
-// memory, which is several times faster than a binary heap of millions of entries.
-class RadixHeap {
- public:
-  void Push(uint64_t key) { buckets_[BucketOf(key)].push_back(key); }
-  bool Pop(uint64_t* key) {
-    if (buckets_[0].empty()) {
-      size_t b = 1;
-      while (b < buckets_.size() && buckets_[b].empty()) ++b;
-      if (b == buckets_.size()) return false;
-      std::vector<uint64_t>& bucket = buckets_[b];
-      last_ = *std::min_element(bucket.begin(), bucket.end());
-      for (const uint64_t k : bucket) buckets_[BucketOf(k)].push_back(k);
-      bucket.clear();
-    }
-    *key = buckets_[0].back();
-    buckets_[0].pop_back();
-    return true;
-  }
-
- private:
-  // By the highest bit in which the key differs from the last one popped.
-  size_t BucketOf(uint64_t key) const { return static_cast<size_t>(std::bit_width(key ^ last_)); }
-
-  std::array<std::vector<uint64_t>, 65> buckets_;
-  uint64_t last_ = 0;
-};
+// Pieces above kMaxShort are merged in windows that stay in the cache. The next window begins at a token border kOverlap
+// bytes or more in front of the end of the last one.
+constexpr size_t kWindow = 2048;
+constexpr size_t kOverlap = 256;
 
 }  // namespace
 
@@ -152,20 +114,24 @@ void PieceCache::Insert(const Key& key, const int32_t* ids, size_t num_ids) {
   entry.head.store(((sequence + 2) & 0xffffffffu) | lengths, std::memory_order_release);
 }
 
-Bpe::Bpe(const std::array<int32_t, 256>& byte_ids, const std::vector<Merge>& merges) : byte_ids_(byte_ids) {
+Bpe::Bpe(const std::array<int32_t, 256>& byte_ids, const std::vector<Merge>& merges, std::vector<uint32_t> num_bytes)
+    : byte_ids_(byte_ids), num_bytes_(std::move(num_bytes)) {
   const size_t num_slots = std::max<size_t>(std::bit_ceil(merges.size() * 2), 16);
   slots_.resize(num_slots);
   slot_shift_ = 64 - std::countr_zero(num_slots);
+  bit_shift_ = slot_shift_ - 2;
+  may_merge_.resize(num_slots * 4 / 64);
   results_.reserve(merges.size());
-  int32_t max_id = *std::max_element(byte_ids.begin(), byte_ids.end());
   for (size_t rank = 0; rank < merges.size(); ++rank) {
     const Merge& m = merges[rank];
     const uint64_t pair_key = PairKey(m.left, m.right);
-    size_t slot = SlotOf(pair_key, slot_shift_);
+    const uint64_t hash = HashOf(pair_key);
+    const size_t bit = hash >> bit_shift_;
+    may_merge_[bit / 64] |= uint64_t{1} << (bit % 64);
+    size_t slot = hash >> slot_shift_;
     while (slots_[slot] != 0 && (slots_[slot] & ~kUsedSlot) >> kIdBits != pair_key) slot = (slot + 1) & (num_slots - 1);
     slots_[slot] = kUsedSlot | (pair_key << kIdBits) | rank;
     results_.push_back(m.result);
-    max_id = std::max({max_id, m.left, m.right, m.result});
   }
 
   if (!results_.empty()) first_result_ = results_[0];
@@ -174,16 +140,6 @@ Bpe::Bpe(const std::array<int32_t, 256>& byte_ids, const std::vector<Merge>& mer
       first_result_ = -1;
       break;
     }
-  }
-
-  std::vector<int64_t> last_rank_of(static_cast<size_t>(max_id) + 1, -1);  // last merge that makes the id
-  for (size_t rank = 0; rank < merges.size(); ++rank) {
-    last_rank_of[static_cast<size_t>(merges[rank].result)] = static_cast<int64_t>(rank);
-  }
-  for (size_t rank = 0; rank < merges.size(); ++rank) {
-    const int64_t last = std::max(last_rank_of[static_cast<size_t>(merges[rank].left)],
-                                  last_rank_of[static_cast<size_t>(merges[rank].right)]);
-    if (last >= static_cast<int64_t>(rank)) is_monotone_ = false;
   }
 
   byte_pair_ranks_.resize(256 * 256);
@@ -195,37 +151,45 @@ Bpe::Bpe(const std::array<int32_t, 256>& byte_ids, const std::vector<Merge>& mer
 }
 
 uint32_t Bpe::RankOf(int32_t left, int32_t right) const {
-  const uint64_t wanted = (kUsedSlot >> kIdBits) | PairKey(left, right);
-  for (size_t slot = SlotOf(PairKey(left, right), slot_shift_);; slot = (slot + 1) & (slots_.size() - 1)) {
+  const uint64_t pair_key = PairKey(left, right);
+  const uint64_t hash = HashOf(pair_key);
+  const size_t bit = hash >> bit_shift_;
+  if ((may_merge_[bit / 64] >> (bit % 64) & 1) == 0) return kNoRank;
+  const uint64_t wanted = (kUsedSlot >> kIdBits) | pair_key;
+  for (size_t slot = hash >> slot_shift_;; slot = (slot + 1) & (slots_.size() - 1)) {
     const uint64_t value = slots_[slot];
     if (value >> kIdBits == wanted) return static_cast<uint32_t>(value & kIdMask);
     if (value == 0) return kNoRank;
   }
 }
 
-void Bpe::Encode(std::string_view piece, const char* text_end, IdBuffer& out) const {
-  const size_t n = piece.size();
-  if (n > PieceCache::kMaxPieceBytes) {
-    out.Commit(EncodeUncached(piece, out.Reserve(n)));
-    return;
+void Bpe::Encode(std::span<const std::string_view> pieces, const char* text_end, IdBuffer& out) const {
+  PieceCache::Key keys[kMaxBatch];
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    if (pieces[i].size() > PieceCache::kMaxPieceBytes) continue;
+    const size_t readable = static_cast<size_t>(text_end - pieces[i].data());
+    keys[i] = PieceCache::MakeKey(pieces[i], readable >= PieceCache::kMaxPieceBytes);
+    cache_.Prefetch(keys[i]);
   }
-  const bool can_overread = static_cast<size_t>(text_end - piece.data()) >= PieceCache::kMaxPieceBytes;
-  const PieceCache::Key key = PieceCache::MakeKey(piece, can_overread);
-  int32_t* ids = out.Reserve(PieceCache::kMaxPieceBytes);
-  size_t num_ids = cache_.Find(key, ids);
-  if (num_ids == 0) {
-    num_ids = EncodeUncached(piece, ids);
-    if (num_ids <= PieceCache::kMaxIds) cache_.Insert(key, ids, num_ids);
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    const std::string_view piece = pieces[i];
+    if (piece.size() > PieceCache::kMaxPieceBytes) {
+      out.Commit(EncodeUncached(piece, out.Reserve(piece.size())));
+      continue;
+    }
+    int32_t* ids = out.Reserve(PieceCache::kMaxPieceBytes);
+    size_t num_ids = cache_.Find(keys[i], ids);
+    if (num_ids == 0) {
+      num_ids = EncodeUncached(piece, ids);
+      if (num_ids <= PieceCache::kMaxIds) cache_.Insert(keys[i], ids, num_ids);
+    }
+    out.Commit(num_ids);
   }
-  out.Commit(num_ids);
 }
 
 size_t Bpe::EncodeUncached(std::string_view piece, int32_t* ids) const {
   if (piece.size() <= kMaxShort) return MergeShort(piece, ids);
-  if (piece.size() < std::numeric_limits<uint32_t>::max()) {
-    return is_monotone_ ? MergeLong<uint32_t, RadixHeap>(piece, ids) : MergeLong<uint32_t, BinaryHeap>(piece, ids);
-  }
-  return is_monotone_ ? MergeLong<uint64_t, RadixHeap>(piece, ids) : MergeLong<uint64_t, BinaryHeap>(piece, ids);
+  return piece.size() <= kWindow ? MergeLong<uint32_t>(piece, ids) : MergeInWindows(piece, ids);
 }
 
 size_t Bpe::MergeShort(std::string_view piece, int32_t* ids) const {
@@ -250,10 +214,10 @@ size_t Bpe::MergeShort(std::string_view piece, int32_t* ids) const {
   return n;
 }
 
-template <typename Position, typename Queue>
+template <typename Position>
 size_t Bpe::MergeLong(std::string_view piece, int32_t* ids) const {
   // A linked list over the symbols; a symbol keeps the position of its first byte. ids[i] belongs to the live position i.
-  // The queue may hold entries that a later merge made stale: the pair's rank in `ranks` tells.
+  // The queue may hold entries that a later merge made stale: the pair's rank in the symbol tells.
   const size_t n = piece.size();
   const auto byte = [&](size_t i) { return static_cast<uint8_t>(piece[i]); };
   struct Symbol {
@@ -262,19 +226,31 @@ size_t Bpe::MergeLong(std::string_view piece, int32_t* ids) const {
     uint32_t rank;  // of the pair with the next symbol; kNoRank for dead symbols too
   };
   std::vector<Symbol> symbols(n);
-  Queue queue;
-  const auto push = [&](size_t at, uint32_t rank) {
-    symbols[at].rank = rank;
-    if (rank != kNoRank) queue.Push((uint64_t{rank} << kPositionBits) | at);
-  };
+  std::vector<uint64_t> first_pairs;  // the queue in two parts: the pairs of bytes, sorted once, and a heap of later pairs
+  first_pairs.reserve(n);
   for (size_t i = 0; i < n; ++i) {
+    const uint32_t rank = i + 1 < n ? byte_pair_ranks_[size_t{byte(i)} * 256 + byte(i + 1)] : kNoRank;
     ids[i] = byte_ids_[byte(i)];
-    symbols[i].previous = static_cast<Position>(i - 1);  // wraps for the first, which is never followed
-    symbols[i].next = static_cast<Position>(i + 1);
-    push(i, i + 1 < n ? byte_pair_ranks_[size_t{byte(i)} * 256 + byte(i + 1)] : kNoRank);
+    // previous of the first wraps, but is never followed
+    symbols[i] = {static_cast<Position>(i - 1), static_cast<Position>(i + 1), rank};
+    if (rank != kNoRank) first_pairs.push_back((uint64_t{rank} << kPositionBits) | i);
   }
-  uint64_t key;
-  while (queue.Pop(&key)) {
+  std::sort(first_pairs.begin(), first_pairs.end());
+  std::priority_queue<uint64_t, std::vector<uint64_t>, std::greater<>> later_pairs;
+  const auto set_rank = [&](size_t at, uint32_t rank) {
+    symbols[at].rank = rank;
+    if (rank != kNoRank) later_pairs.push((uint64_t{rank} << kPositionBits) | at);
+  };
+  for (size_t next_first = 0;;) {
+    uint64_t key;
+    if (next_first < first_pairs.size() && (later_pairs.empty() || first_pairs[next_first] < later_pairs.top())) {
+      key = first_pairs[next_first++];
+    } else if (!later_pairs.empty()) {
+      key = later_pairs.top();
+      later_pairs.pop();
+    } else {
+      break;
+    }
     const size_t at = key & ((uint64_t{1} << kPositionBits) - 1);
     const uint32_t rank = static_cast<uint32_t>(key >> kPositionBits);
     Symbol& symbol = symbols[at];
@@ -285,14 +261,60 @@ size_t Bpe::MergeLong(std::string_view piece, int32_t* ids) const {
     symbol.next = symbols[right].next;
     if (symbol.next < n) {
       symbols[symbol.next].previous = static_cast<Position>(at);
-      push(at, RankOf(ids[at], ids[symbol.next]));
+      set_rank(at, RankOf(ids[at], ids[symbol.next]));
     } else {
       symbol.rank = kNoRank;
     }
-    if (at > 0) push(symbol.previous, RankOf(ids[symbol.previous], ids[at]));
+    if (at > 0) set_rank(symbol.previous, RankOf(ids[symbol.previous], ids[at]));
   }
   size_t num_ids = 0;
   for (size_t at = 0; at < n; at = symbols[at].next) ids[num_ids++] = ids[at];
+  return num_ids;
+}
+
+// Why windows give the same ids as the whole: a row of tokens is the encoding of its text exactly when every two neighbours
+// are the encoding of theirs. (Merges are chosen by rank, then position. As long as nothing has crossed a border between
+// tokens, what happens within two neighbours is what happens to them alone, in the same order; so the first merge across a
+// border in the whole would be one in the pair too, and the other way round.) If the encodings of two overlapping windows
+// have one token in common, at the same place, then all neighbours of "first window up to that token, second window from it
+// on" are neighbours in one of the two, hence the row is the encoding of the text of both.
+size_t Bpe::MergeInWindows(std::string_view piece, int32_t* ids) const {
+  size_t window = kWindow;
+  size_t end = window;  // ids[0..num_ids) is the encoding of piece[0..end)
+  size_t num_ids = MergeLong<uint32_t>(piece.substr(0, end), ids);
+  std::vector<int32_t> next;
+  for (size_t overlap = kOverlap; end < piece.size();) {
+    size_t first = num_ids;  // the token at which the next window begins
+    size_t begin = end;
+    while (first > 0 && end - begin < overlap) begin -= NumBytes(ids[--first]);
+    const std::string_view text = piece.substr(begin, end - begin + window);
+    next.resize(text.size());
+    const bool is_small = text.size() < std::numeric_limits<uint32_t>::max();
+    const size_t num_next = is_small ? MergeLong<uint32_t>(text, next.data()) : MergeLong<uint64_t>(text, next.data());
+    size_t old_idx = first;
+    size_t next_idx = 0;
+    // Walk both rows to a token in common. When the window begins at the start of the piece it simply replaces the row.
+    bool is_joined = begin == 0;
+    for (size_t old_at = begin, next_at = begin; !is_joined && old_idx < num_ids && next_idx < num_next;) {
+      if (old_at == next_at && ids[old_idx] == next[next_idx]) {
+        is_joined = true;
+      } else if (old_at <= next_at) {
+        old_at += NumBytes(ids[old_idx++]);
+      } else {
+        next_at += NumBytes(next[next_idx++]);
+      }
+    }
+    if (!is_joined) {
+      // Ambiguous for a long way. Both sizes stay up, so even then the work is O(n log n) in all.
+      overlap *= 2;
+      window = std::max(window, 2 * overlap);
+      continue;
+    }
+    std::copy(next.begin() + static_cast<std::ptrdiff_t>(next_idx), next.begin() + static_cast<std::ptrdiff_t>(num_next),
+              ids + old_idx);
+    num_ids = old_idx + (num_next - next_idx);
+    end = begin + text.size();
+  }
   return num_ids;
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Byte-pair merging of one piece: from all adjacent pairs in the merge table take the one of lowest rank, leftmost first,
-// until none is left. Short pieces by linear search, long ones with a priority queue in O(n log n). A lock-free cache of
-// results makes the common pieces cheap. Immutable after Create except for the cache; safe to share between threads.
+// until none is left. Short pieces by linear search, long ones with a priority queue in O(n log n). A lock-free cache of results
+// makes the common pieces cheap. Immutable after construction except for the cache; safe to share between threads.
 #pragma once
 
 #include <algorithm>
@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -56,6 +57,7 @@ class PieceCache {
   static Key MakeKey(std::string_view piece, bool can_overread);
 
   PieceCache();
+  void Prefetch(const Key& key) const { __builtin_prefetch(&entries_[IndexOf(key)]); }
   // Writes the ids to `ids` (room for kMaxIds) and returns their number, 0 on a miss.
   size_t Find(const Key& key, int32_t* ids) const;
   void Insert(const Key& key, const int32_t* ids, size_t num_ids);
@@ -83,11 +85,14 @@ class Bpe {
     int32_t result;
   };
 
-  // byte_ids: id of each single byte. merges: by rank; of equal pairs the last one counts. Ids < 2^21, merges < 2^21.
-  Bpe(const std::array<int32_t, 256>& byte_ids, const std::vector<Merge>& merges);
+  // byte_ids: id of each single byte. merges: by rank; of equal pairs the last one counts. num_bytes: length of each id.
+  // Ids and ranks are below 2^21.
+  Bpe(const std::array<int32_t, 256>& byte_ids, const std::vector<Merge>& merges, std::vector<uint32_t> num_bytes);
 
-  // Appends the ids of `piece`. text_end: how far the text around the piece can be read.
-  void Encode(std::string_view piece, const char* text_end, IdBuffer& out) const;
+  // Appends the ids of a few pieces. All places of the cache are asked for before the first is looked at, so that their
+  // misses overlap. text_end: how far the text around the pieces can be read.
+  static constexpr size_t kMaxBatch = 32;
+  void Encode(std::span<const std::string_view> pieces, const char* text_end, IdBuffer& out) const;
   // The same without the cache. Writes at most piece.size() ids and returns their number.
   size_t EncodeUncached(std::string_view piece, int32_t* ids) const;
 
@@ -100,18 +105,21 @@ class Bpe {
     return first_result_ >= 0 ? first_result_ + static_cast<int32_t>(rank) : results_[rank];
   }
   size_t MergeShort(std::string_view piece, int32_t* ids) const;
-  template <typename Position, typename Queue>
+  template <typename Position>
   size_t MergeLong(std::string_view piece, int32_t* ids) const;
+  size_t MergeInWindows(std::string_view piece, int32_t* ids) const;
+  size_t NumBytes(int32_t id) const { return num_bytes_[static_cast<size_t>(id)]; }
 
   std::array<int32_t, 256> byte_ids_;
   std::vector<uint32_t> byte_pair_ranks_;  // [256 * 256]
   // Open addressing, 0 = empty: bit 63, left id, right id, rank, 21 bits each.
   std::vector<uint64_t> slots_;
+  std::vector<uint64_t> may_merge_;  // bitmap by hash: most pairs do not merge, and this stays in the second-level cache
   int slot_shift_ = 0;
+  int bit_shift_ = 0;
   std::vector<int32_t> results_;
   int32_t first_result_ = -1;  // result of rank r is first_result_ + r, as in the released file; -1: look in results_
-  // Every pair has a higher rank than the merges that make its halves, so ranks are handled in ascending order.
-  bool is_monotone_ = true;
+  std::vector<uint32_t> num_bytes_;
   mutable PieceCache cache_;
 };
 

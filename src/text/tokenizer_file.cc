@@ -80,7 +80,7 @@ class FileHandler final : public nlohmann::json_sax<Json> {
   }
   bool end_array() override {
     if (part_ == Part::kMergePair) {
-      if (num_pair_parts_ != 2) return FailInPart();
+      if (num_pair_parts_ != 2 || !AddMerge(pair_parts_[0], pair_parts_[1])) return FailInPart();
       part_ = Part::kMerges;
       return true;
     }
@@ -180,13 +180,10 @@ class FileHandler final : public nlohmann::json_sax<Json> {
     if (space == std::string_view::npos || text.find(' ', space + 1) != std::string_view::npos) return FailInPart();
     return AddMerge(text.substr(0, space), text.substr(space + 1));
   }
-  bool AddMergePart(const std::string& text) {
+  bool AddMergePart(std::string& text) {
     if (num_pair_parts_ >= 2) return FailInPart();
-    if (num_pair_parts_++ == 0) {
-      pair_left_ = text;
-      return true;
-    }
-    return AddMerge(pair_left_, text);
+    pair_parts_[num_pair_parts_++] = std::move(text);
+    return true;
   }
 
   Part part_ = Part::kOther;
@@ -195,8 +192,8 @@ class FileHandler final : public nlohmann::json_sax<Json> {
   std::string key_;
   std::vector<Json*> open_;
   std::vector<std::string> open_keys_;
-  std::string pair_left_;
-  int num_pair_parts_ = 0;
+  std::string pair_parts_[2];
+  size_t num_pair_parts_ = 0;
 };
 
 // The member `name` of an object; null when it is absent or `json` is no object.
