@@ -220,12 +220,42 @@ TEST(MatMul, EveryLevelMatchesScalar) {
               norm = std::max(norm, std::fabs(double{expected[i]}));
               error = std::max(error, std::fabs(double{y[i]} - double{expected[i]}));
             }
-            // AVX2 fuses the same products in the same order: exact whenever the products are.
-            const bool exact_products = form != ActivationForm::kFloat32 && format != WeightFormat::kF32;
+            // AVX2 fuses the same products in the same order: exact whenever the products are. FP4 with quantised inputs
+            // sums integers instead.
+            const bool exact_products = form != ActivationForm::kFloat32 && format != WeightFormat::kF32 &&
+                                        !(format == WeightFormat::kFp4Row32 && form == ActivationForm::kFp8);
             const double tolerance = level <= CpuIsa::kAvx2 && exact_products ? 0 : 1e-6;
             ASSERT_LE(error, tolerance * norm) << CpuIsaName(level) << " format " << static_cast<int>(format) << " form "
                                                << static_cast<int>(form) << " M " << m << " " << shape.rows << "x" << shape.cols;
           }
+        }
+      }
+    }
+  }
+}
+
+// Inputs that need the low digits of the integer form, in some blocks only, against double precision.
+TEST(MatMul, SmallQuantisedInputsCount) {
+  const Stored w = MakeStored(WeightFormat::kFp4Row32, 64, 96, 31);
+  for (CpuIsa level : SupportedCpuIsas()) {
+    const ScopedCpuIsa isa(level);
+    ThreadPool pool(1);
+    for (int64_t m : {1, 2, 3, 4, 7, 20}) {
+      std::vector<float> x = RandomInput(m, 96, 4, true);
+      for (size_t i = 0; i < x.size(); ++i) {
+        if (i / 32 % 2 == 1) x[i] = RoundToBf16(std::ldexp(x[i], -static_cast<int>(i % 18)));
+      }
+      PreparedActivations prepared;
+      prepared.Prepare(pool, x.data(), m, 96, 96, ActivationForm::kFp8);
+      const std::vector<float> y = Multiply(pool, w, x, m, ActivationForm::kFp8);
+      for (int64_t t = 0; t < m; ++t) {
+        for (int64_t r = 0; r < 64; ++r) {
+          double sum = 0, norm = 0;
+          for (int64_t c = 0; c < 96; ++c) {
+            sum += double{w.At(r, c)} * double{prepared.At(t, c)};
+            norm += std::fabs(double{w.At(r, c)} * double{prepared.At(t, c)});
+          }
+          ASSERT_NEAR(y[static_cast<size_t>(t * 64 + r)], sum, 3e-7 * norm) << CpuIsaName(level) << " " << t << " " << r;
         }
       }
     }

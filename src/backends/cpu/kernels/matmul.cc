@@ -15,6 +15,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstring>
 
 #include "backends/cpu/kernels/matmul_tile.h"
@@ -123,6 +124,7 @@ TileFn SelectTileFn(WeightFormat format, const PreparedActivations& x) {
   if (isa == CpuIsa::kAvx512 && (x.has_pairs() || format == WeightFormat::kF32)) {
     kernels = &kMatMulAvx512;
   } else if (isa >= CpuIsa::kAvx2) {
+    if (format == WeightFormat::kFp4Row32 && x.has_integers()) return TileFp4IntegerAvx2;
     kernels = &kMatMulAvx2;
   }
 #else
@@ -254,6 +256,12 @@ void PreparedActivations::Resize(int64_t num_rows, int64_t cols, ActivationForm 
   const int64_t elements = num_groups_ * num_rows_ * kGroupK;
   values_.EnsureCapacity(elements * static_cast<int64_t>(sizeof(float)));
   if (has_pairs_) pairs_.EnsureCapacity(elements * 2);
+  has_integers_ = form_ == ActivationForm::kFp8 && ActiveCpuIsa() == CpuIsa::kAvx2;
+  if (has_integers_) {
+    const int64_t blocks = num_groups_ * num_rows_;
+    integers_.EnsureCapacity(blocks * static_cast<int64_t>(sizeof(IntegerBlock)));
+    integer_info_.EnsureCapacity(blocks * static_cast<int64_t>(sizeof(IntegerBlockInfo)));
+  }
 }
 
 void PreparedActivations::StoreGroup(int64_t row, int64_t group, const float* x) {
@@ -265,14 +273,35 @@ void PreparedActivations::StoreGroup(int64_t row, int64_t group, const float* x)
     const int e = CeilLog2(amax * (1.0f / 448.0f));
     const float scale = std::bit_cast<float>(static_cast<uint32_t>(e + 127) << 23);
     const float inverse = std::bit_cast<float>(static_cast<uint32_t>(127 - e) << 23);
+    float q[kGroupK];  // the e4m3 values
     for (int i = 0; i < kGroupK; ++i) {
       // Round to three mantissa bits (or to the subnormal step 2^-9): adding 2^(exponent + 20) leaves exactly those bits.
       const uint32_t bits = std::bit_cast<uint32_t>(x[i] * inverse);
       const float magnitude = std::min(std::bit_cast<float>(bits & 0x7fffffffu), 448.0f);
       const uint32_t exponent = std::max(std::bit_cast<uint32_t>(magnitude), 0x3c800000u) & 0x7f800000u;
       const float anchor = std::bit_cast<float>(exponent + (20u << 23));
-      const float rounded = ((magnitude + anchor) - anchor) * scale;
-      out[i] = std::bit_cast<float>(std::bit_cast<uint32_t>(rounded) | (bits & 0x80000000u));
+      const float rounded = (magnitude + anchor) - anchor;
+      q[i] = std::bit_cast<float>(std::bit_cast<uint32_t>(rounded) | (bits & 0x80000000u));
+      out[i] = q[i] * scale;
+    }
+    if (has_integers_) {
+      IntegerBlock& block = reinterpret_cast<IntegerBlock*>(integers_.data())[slot];
+      int32_t high_sum = 0, low_sum = 0;
+      bool has_nan = false;  // NaN inputs must give NaN outputs
+      for (int i = 0; i < kGroupK; ++i) {
+        const bool is_nan = q[i] != q[i];
+        has_nan |= is_nan;
+        const auto v = is_nan ? 0 : static_cast<int32_t>(q[i] * 512.0f);
+        const int32_t high = v >> 3;
+        const int32_t low = v & 7;
+        block.high[i] = static_cast<int16_t>(high);
+        block.low[i] = static_cast<int16_t>(low);
+        high_sum += high;
+        low_sum += low;
+      }
+      // One unit: 2^-6 of the input, 1/2 of the weight.
+      reinterpret_cast<IntegerBlockInfo*>(integer_info_.data())[slot] = {-12 * high_sum, -12 * low_sum, low_sum != 0,
+                                                                          has_nan ? NAN : scale * 0x1p-7f};
     }
   } else {
     for (int i = 0; i < kGroupK; ++i) out[i] = x[i];
@@ -323,6 +352,8 @@ void RunPackedTile(TileFn fn, const PackedMatrix& w, int64_t tile_idx, const Pre
   task.num_groups = w.num_groups();
   task.values = x.values() + first_group * x.num_rows() * kGroupK;
   task.pairs = x.has_pairs() ? x.pairs() + first_group * x.num_rows() * (kGroupK / 2) : nullptr;
+  task.integers = x.has_integers() ? x.integers() + first_group * x.num_rows() : nullptr;
+  task.integer_info = x.has_integers() ? x.integer_info() + first_group * x.num_rows() : nullptr;
   task.group_rows = x.num_rows();
   task.row_idx = row_idx;
   task.num_m = num_m;
@@ -355,7 +386,7 @@ struct Product {
 void RunTile(const Product& p, int64_t tile_idx, int64_t first_group, int64_t m0, int num_m, int64_t y_row_offset) {
   alignas(64) float out[kMaxTileM * kTileRows];
   int32_t row_idx[kMaxTileM];
-  for (int m = 0; m < num_m; ++m) row_idx[m] = static_cast<int32_t>(m0) + m;
+  for (int m = 0; m < kMaxTileM; ++m) row_idx[m] = static_cast<int32_t>(m0) + m;
   RunPackedTile(p.fn, *p.w, tile_idx, *p.x, first_group, row_idx, num_m, out);
   const PackedMatrix::Tile& tile = p.w->tile(tile_idx);
   if (p.rounding == Rounding::kBf16) RoundToBf16InPlace(out, int64_t{num_m} * kTileRows);

@@ -4,8 +4,8 @@
 // Pack a weight once (PackedMatrix), prepare an input once (PreparedActivations), multiply as often as needed (MatMul).
 //
 // Order of sums, the same in every kernel of an instruction set: K is cut into groups of 32; a group's partial sum starts
-// at 0 and takes its products in ascending k (AVX-512 with bf16 inputs: in ascending pairs); the partial sum times the
-// weight's scale of the group is added to the output's accumulator, groups ascending. So an output does not depend on how
+// at 0 and takes its products in ascending k (AVX-512 with bf16 inputs: in ascending pairs; AVX2 with quantised inputs and
+// FP4 weights: as exact integers, rounded once); the partial sum times the weight's scale of the group is added to the output's accumulator, groups ascending. So an output does not depend on how
 // many rows, tiles or threads take part. Weights and quantised inputs are exact; kernels_matmul_test holds the rule.
 #pragma once
 
@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "backends/cpu/kernels/aligned_buffer.h"
+#include "backends/cpu/kernels/matmul_kernels.h"
 #include "core/threads.h"
 
 namespace deepinfer::cpu {
@@ -113,6 +114,12 @@ class PreparedActivations {
   // bf16 pairs (element 2i low), present when is_bf16() and has_pairs(): [num_groups][num_rows][16].
   const uint32_t* pairs() const { return reinterpret_cast<const uint32_t*>(pairs_.data()); }
   bool has_pairs() const { return has_pairs_; }
+  // Integer blocks for FP4 weights, present at the AVX2 level when quantised: [num_groups][num_rows].
+  bool has_integers() const { return has_integers_; }
+  const IntegerBlock* integers() const { return reinterpret_cast<const IntegerBlock*>(integers_.data()); }
+  const IntegerBlockInfo* integer_info() const {
+    return reinterpret_cast<const IntegerBlockInfo*>(integer_info_.data());
+  }
   // The (quantised) value of one element.
   float At(int64_t row, int64_t col) const { return values()[((col / kGroupK) * num_rows_ + row) * kGroupK + col % kGroupK]; }
 
@@ -122,8 +129,11 @@ class PreparedActivations {
   int64_t num_groups_ = 0;
   ActivationForm form_ = ActivationForm::kFloat32;
   bool has_pairs_ = false;
+  bool has_integers_ = false;
   AlignedBuffer values_;
   AlignedBuffer pairs_;
+  AlignedBuffer integers_;
+  AlignedBuffer integer_info_;
 };
 
 enum class Rounding { kNone, kBf16 };

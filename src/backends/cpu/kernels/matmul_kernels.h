@@ -11,12 +11,28 @@ namespace deepinfer::cpu {
 
 inline constexpr int kMaxTileM = 64;
 
+// Integer form of 32 quantised inputs for FP4 weights (AVX2). An e4m3 value is a multiple of 2^-9 below 2^9, so v = q * 2^9
+// is an integer of 18 bits; v = 8 * high + low with high in 16 bits and 0 <= low < 8. Only values below 1/2000 of a block's
+// largest have low bits, so most blocks need the high parts alone. Sums over a block are exact whatever their order.
+struct IntegerBlock {
+  int16_t high[32];
+  int16_t low[32];
+};
+struct IntegerBlockInfo {
+  int32_t high_bias;  // -12 * sum(high): weights are stored as 2 w + 12 >= 0 before the products
+  int32_t low_bias;
+  int32_t has_low;
+  float scale;        // value of one unit of high * (2 w)
+};
+
 struct TileTask {
   const uint8_t* weights;   // the tile, 64-byte aligned
   const uint8_t* scales;    // as PackedMatrix::tile_scales
   int64_t num_groups;
   const float* values;      // inputs [num_groups][group_rows][32]
   const uint32_t* pairs;    // the same as bf16 pairs [num_groups][group_rows][16], null when the inputs are not bf16
+  const IntegerBlock* integers;          // [num_groups][group_rows], null when absent
+  const IntegerBlockInfo* integer_info;  // the same
   int64_t group_rows;       // rows per group of the input
   const int32_t* row_idx;   // input row of m = 0..num_m-1
   int num_m;                // 1..kMaxTileM
@@ -36,6 +52,8 @@ struct MatMulKernels {
 extern const MatMulKernels kMatMulScalar;
 #if defined(__x86_64__)
 extern const MatMulKernels kMatMulAvx2;
+// FP4 weights with integer inputs: needs task.integers.
+void TileFp4IntegerAvx2(const TileTask& task);
 // Needs task.pairs (f32 excepted, which takes values).
 extern const MatMulKernels kMatMulAvx512;
 #endif
