@@ -154,7 +154,7 @@ struct RouterArgs {
 
 struct ExpertArgs {
   const ExpertBank* bank = nullptr;
-  Act x;  // [T, H] not yet quantised
+  const Input* x = nullptr;  // [T, H], kQuantized
   int num_chosen = 0;
   const int32_t* experts = nullptr;
   const float* weights = nullptr;

@@ -364,9 +364,10 @@ void Model::Impl::RunMoe(const LayerWeights& w, int layer, bool is_draft, Tracer
     tracer.Floats(name + "weights", router.weights, {t, k});
     tracer.Floats(name + "biased_scores", router.biased_scores, {t, w.gate->rows()});
   }
+  device->Prepare(arithmetic, x, t, h, InputKind::kQuantized, *quantized);
   device::ExpertArgs experts;
   experts.bank = w.experts.get();
-  experts.x = x;
+  experts.x = quantized.get();
   experts.num_chosen = k;
   experts.experts = router.experts;
   experts.weights = router.weights;

@@ -23,27 +23,19 @@ void* MapPages(int64_t bytes) {
 
 }  // namespace
 
-CpuDevice::CpuDevice(int num_threads, Isa isa)
-    : pool_(std::make_unique<ThreadPool>(num_threads)), isa_(isa), row_ops_(RowOpsFor(isa)) {
+CpuDevice::CpuDevice(int num_threads)
+    : pool_(std::make_unique<ThreadPool>(num_threads)), row_ops_(RowOpsFor(ActiveCpuIsa())) {
   scratch_.resize(static_cast<size_t>(pool_->num_threads()));
 }
 
 CpuDevice::~CpuDevice() = default;
 
 Result<std::unique_ptr<CpuDevice>> CpuDevice::Create(int num_threads, std::string_view isa) {
-  const Isa best = DetectIsa();
-  Isa chosen = best;
-  if (isa == "scalar") {
-    chosen = Isa::kScalar;
-  } else if (isa == "avx2") {
-    chosen = Isa::kAvx2;
-  } else if (isa == "avx512") {
-    chosen = Isa::kAvx512;
-  } else if (!isa.empty() && isa != "auto") {
-    return InvalidArgument(fmt::format("cpu_isa is \"{}\"; use auto, scalar, avx2 or avx512", isa), "cpu_isa");
+  if (!isa.empty()) {
+    DI_ASSIGN_OR_RETURN(const CpuIsa level, ParseCpuIsa(isa));
+    SetCpuIsa(level);
   }
-  if (chosen > best) return InvalidArgument(fmt::format("this machine does not support cpu_isa {}; use auto", isa), "cpu_isa");
-  return std::unique_ptr<CpuDevice>(new CpuDevice(num_threads, chosen));
+  return std::unique_ptr<CpuDevice>(new CpuDevice(num_threads));
 }
 
 Result<device::Buffer> CpuDevice::Allocate(int64_t bytes) {

@@ -8,7 +8,10 @@
 #include <string_view>
 #include <vector>
 
+#include "backends/cpu/kernels/attention.h"
+#include "backends/cpu/kernels/index.h"
 #include "backends/cpu/kernels/matmul.h"
+#include "backends/cpu/kernels/moe.h"
 #include "backends/cpu/row_ops.h"
 #include "device/device.h"
 
@@ -21,6 +24,7 @@ inline float* Row(const Act& x, int64_t row) { return static_cast<float*>(x.data
 
 class CpuDevice final : public device::Device {
  public:
+  // isa: as in core/cpu_features.h; it becomes the active level of the process.
   static Result<std::unique_ptr<CpuDevice>> Create(int num_threads, std::string_view isa);
   ~CpuDevice() override;
 
@@ -28,7 +32,6 @@ class CpuDevice final : public device::Device {
   int32_t activation_bytes() const override { return sizeof(float); }
   bool has_host_memory() const override { return true; }
   ThreadPool& pool() override { return *pool_; }
-  Isa isa() const { return isa_; }
 
   Result<device::Buffer> Allocate(int64_t bytes) override;
   Result<device::Buffer> Reserve(int64_t bytes) override;
@@ -89,7 +92,7 @@ class CpuDevice final : public device::Device {
   void ArgMax(const float* x, int64_t rows, int64_t width, int64_t stride, int32_t* ids, int64_t ids_stride) override;
 
  private:
-  CpuDevice(int num_threads, Isa isa);
+  explicit CpuDevice(int num_threads);
 
   // fn(begin, end) over ranges of rows; inline when the whole work is small. `row_cost` is about the nanoseconds of a row.
   template <typename F>
@@ -110,17 +113,15 @@ class CpuDevice final : public device::Device {
   float* Scratch(int thread_idx, int slot, int64_t num_floats);
 
   std::unique_ptr<ThreadPool> pool_;
-  Isa isa_;
   const RowOps& row_ops_;
   struct ThreadScratch {
     std::vector<float> slots[6];
   };
   std::vector<ThreadScratch> scratch_;
-  // Experts: the rows of each expert, and its intermediate results.
-  PreparedActivations expert_input_;
-  std::vector<int32_t> expert_begin_, expert_next_, expert_slot_;
-  std::vector<float> router_scores_, moe_gathered_, moe_gate_up_, moe_act_values_, moe_result_, moe_sums_;
-  std::vector<float> history_;  // decoded window history of one attention call
+  std::vector<float> router_scores_;
+  MoeExperts moe_;
+  SparseAttention attention_;
+  std::vector<IndexScorer> scorers_;  // per thread
 };
 
 }  // namespace deepinfer::cpu

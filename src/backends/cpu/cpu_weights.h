@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "backends/cpu/kernels/matmul.h"
+#include "backends/cpu/kernels/moe.h"
 #include "backends/cpu/row_ops.h"
 #include "device/device.h"
 
@@ -35,7 +36,7 @@ class CpuTable final : public device::Table {
       ops.decode_bf16(static_cast<const uint16_t*>(source_.host_data) + row * source_.cols, source_.cols, out);
     } else {
       ops.decode_key(device::KeyFormat::kMxFp8, static_cast<const uint8_t*>(source_.host_data) + row * source_.cols,
-                     source_.host_scale + row * (source_.cols / 32), source_.cols, out);
+                     source_.host_scale + row * (source_.cols / 32), source_.cols, out, 16);
     }
   }
 
@@ -51,13 +52,14 @@ class CpuInput final : public device::Input {
 class CpuExpertBank final : public device::ExpertBank {
  public:
   struct Expert {
-    PackedMatrix w13;  // w1 rows, then w3 rows
-    PackedMatrix w2;
+    PackedMatrix gate_up;  // w1 and w3, tiles interleaved
+    PackedMatrix down;
+    ExpertWeights View() const { return {&gate_up, &down}; }
   };
   std::vector<Expert> experts;
   Expert shared;
-  int64_t hidden = 0;
-  int64_t width = 0;  // I
+  std::vector<ExpertWeights> views;  // of `experts`
+  ExpertWeights shared_view;
 };
 
 }  // namespace deepinfer::cpu

@@ -320,35 +320,30 @@ inline uint32_t CodeE2M1(float v) {
   return (magnitude < 0x3f800000u ? small : normal) | ((bits >> 28) & 8u);
 }
 
-void DecodeKey(device::KeyFormat format, const uint8_t* data, const uint8_t* scale, int64_t n, float* out) {
+void DecodeKey(device::KeyFormat format, const uint8_t* data, const uint8_t* scale, int64_t n, float* __restrict out,
+               int64_t run_stride) {
   switch (format) {
     case device::KeyFormat::kFloat:
-      std::memcpy(out, data, static_cast<size_t>(n) * sizeof(float));
+      for (int64_t r = 0; r < n; r += 16) std::memcpy(out + r / 16 * run_stride, data + 4 * r, 16 * sizeof(float));
       return;
     case device::KeyFormat::kMxFp8:
-      for (int64_t b = 0; b < n; b += 32) {
-        const float s = ScaleOf(scale[b / 32]);
-        for (int i = 0; i < 32; ++i) out[b + i] = DecodeE4M3(data[b + i]) * s;
+      for (int64_t r = 0; r < n; r += 16) {
+        const float s = ScaleOf(scale[r / 32]);
+        float* run = out + r / 16 * run_stride;
+        for (int i = 0; i < 16; ++i) run[i] = DecodeE4M3(data[r + i]) * s;
       }
       return;
     case device::KeyFormat::kFp4E4m3:
-      for (int64_t b = 0; b < n; b += 16) {
-        const float s = DecodeE4M3(scale[b / 16]);
-        for (int i = 0; i < 8; ++i) {
-          const uint32_t pair = data[b / 2 + i];
-          out[b + 2 * i] = DecodeE2M1(pair & 15u) * s;
-          out[b + 2 * i + 1] = DecodeE2M1(pair >> 4) * s;
-        }
-      }
-      return;
     case device::KeyFormat::kFp4Pow2:
-      for (int64_t b = 0; b < n; b += 32) {
-        const float s = ScaleOf(scale[b / 32]);
-        for (int i = 0; i < 16; ++i) {
-          const uint32_t pair = data[b / 2 + i];
-          out[b + 2 * i] = DecodeE2M1(pair & 15u) * s;
-          out[b + 2 * i + 1] = DecodeE2M1(pair >> 4) * s;
+      for (int64_t r = 0; r < n; r += 16) {
+        const float s = format == device::KeyFormat::kFp4E4m3 ? DecodeE4M3(scale[r / 16]) : ScaleOf(scale[r / 32]);
+        float* run = out + r / 16 * run_stride;
+        uint32_t codes[16];
+        for (int i = 0; i < 8; ++i) {
+          codes[2 * i] = data[r / 2 + i] & 15u;
+          codes[2 * i + 1] = data[r / 2 + i] >> 4;
         }
+        for (int i = 0; i < 16; ++i) run[i] = DecodeE2M1(codes[i]) * s;
       }
       return;
   }

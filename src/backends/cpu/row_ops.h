@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "core/cpu_features.h"
 #include "device/types.h"
 
 namespace deepinfer::cpu {
@@ -39,16 +40,15 @@ struct RowOps {
   // act = round(weight * silu(min(gate, limit)) * clamp(up, -limit, limit)); limit <= 0: none
   void (*swiglu)(const float* gate, const float* up, int64_t n, float limit, float weight, bool round_bf16, float* out);
   // Bytes <-> values that are exactly representable in the format. `scale` points at the record's scale bytes.
-  void (*decode_key)(device::KeyFormat format, const uint8_t* data, const uint8_t* scale, int64_t n, float* out);
+  // Decoded values come in runs of 16, `run_stride` floats apart (16 = dense, a panel of keys otherwise).
+  void (*decode_key)(device::KeyFormat format, const uint8_t* data, const uint8_t* scale, int64_t n, float* out,
+                     int64_t run_stride);
   void (*encode_key)(device::KeyFormat format, const float* x, int64_t n, uint8_t* data, uint8_t* scale);
   // One row of a table: bf16, or e4m3 with a scale per 32.
   void (*decode_bf16)(const uint16_t* x, int64_t n, float* out);
 };
 
-enum class Isa { kScalar, kAvx2, kAvx512 };
-
-// The table of `isa`; the caller has checked that the machine supports it (DetectIsa).
-const RowOps& RowOpsFor(Isa isa);
-Isa DetectIsa();
+// The table of an instruction set that the machine supports.
+const RowOps& RowOpsFor(CpuIsa isa);
 
 }  // namespace deepinfer::cpu

@@ -3,7 +3,6 @@
 // Router and experts.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "backends/cpu/cpu_device.h"
 #include "backends/cpu/cpu_weights.h"
@@ -51,62 +50,21 @@ void CpuDevice::Route(const device::RouterArgs& args, int64_t rows) {
   });
 }
 
-void CpuDevice::Experts(const Arithmetic& a, const device::ExpertArgs& args, int64_t rows) {
+void CpuDevice::Experts(const Arithmetic& a, const device::ExpertArgs& args, int64_t) {
   const auto& bank = static_cast<const CpuExpertBank&>(*args.bank);
-  const int k = args.num_chosen;
-  const int64_t hidden = bank.hidden, width = bank.width;
-  const ActivationForm form = a.quantize ? ActivationForm::kFp8 : ActivationForm::kFloat32;
-  const Rounding rounding = a.round_bf16 ? Rounding::kBf16 : Rounding::kNone;
-  const auto ensure = [](std::vector<float>& v, int64_t n) {
-    if (static_cast<int64_t>(v.size()) < n) v.resize(static_cast<size_t>(n));
-    return v.data();
-  };
-
-  // Rows of each expert, in row order.
-  const size_t num_experts = bank.experts.size();
-  expert_begin_.assign(num_experts + 1, 0);
-  for (int64_t i = 0; i < rows * k; ++i) ++expert_begin_[static_cast<size_t>(args.experts[i]) + 1];
-  for (size_t e = 0; e < num_experts; ++e) expert_begin_[e + 1] += expert_begin_[e];
-  expert_slot_.resize(std::max(expert_slot_.size(), static_cast<size_t>(rows * k)));
-  expert_next_.assign(expert_begin_.begin(), expert_begin_.end() - 1);
-  for (int64_t i = 0; i < rows * k; ++i)
-    expert_slot_[static_cast<size_t>(expert_next_[static_cast<size_t>(args.experts[i])]++)] = static_cast<int32_t>(i);
-
-  float* gathered = ensure(moe_gathered_, rows * hidden);
-  float* gate_up = ensure(moe_gate_up_, rows * 2 * width);
-  float* act = ensure(moe_act_values_, rows * width);
-  float* result = ensure(moe_result_, rows * hidden);
-  float* sums = ensure(moe_sums_, rows * hidden);
-  std::fill_n(sums, rows * hidden, 0.0f);
-
-  // Experts in ascending order, so a row's results are added in ascending expert id.
-  for (size_t e = 0; e <= num_experts; ++e) {
-    const bool is_shared = e == num_experts;
-    const int32_t* slots = is_shared ? nullptr : expert_slot_.data() + expert_begin_[e];
-    const int64_t n = is_shared ? rows : expert_begin_[e + 1] - expert_begin_[e];
-    if (n == 0) continue;
-    const auto& expert = is_shared ? bank.shared : bank.experts[e];
-    for (int64_t i = 0; i < n; ++i)
-      std::memcpy(gathered + i * hidden, Row(args.x, is_shared ? i : slots[i] / k), static_cast<size_t>(hidden) * sizeof(float));
-    expert_input_.Prepare(*pool_, gathered, n, hidden, hidden, form);
-    cpu::MatMul(*pool_, expert_input_, expert.w13, gate_up, 2 * width, rounding);
-    ForRows(n, width * 8, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i)
-        row_ops_.swiglu(gate_up + i * 2 * width, gate_up + i * 2 * width + width, width, args.swiglu_limit,
-                        is_shared ? 1.0f : args.weights[slots[i]], a.round_bf16, act + i * width);
-    });
-    expert_input_.Prepare(*pool_, act, n, width, width, form);
-    cpu::MatMul(*pool_, expert_input_, expert.w2, result, hidden, rounding);
-    for (int64_t i = 0; i < n; ++i)
-      row_ops_.add(result + i * hidden, hidden, sums + (is_shared ? i : slots[i] / k) * hidden);
-  }
-  for (int64_t t = 0; t < rows; ++t) {
-    if (a.round_bf16) {
-      row_ops_.round_bf16(sums + t * hidden, hidden, Row(args.out, t));
-    } else {
-      std::memcpy(Row(args.out, t), sums + t * hidden, static_cast<size_t>(hidden) * sizeof(float));
-    }
-  }
+  MoeArgs moe;
+  moe.x = &static_cast<const CpuInput&>(*args.x).prepared;
+  moe.experts = bank.views;
+  moe.shared = &bank.shared_view;
+  moe.num_chosen = args.num_chosen;
+  moe.chosen = args.experts;
+  moe.weights = args.weights;
+  moe.swiglu_limit = args.swiglu_limit;
+  moe.round_bf16 = a.round_bf16;
+  moe.swiglu = row_ops_.swiglu;
+  moe.out = Row(args.out, 0);
+  moe.ldo = args.out.stride;
+  moe_.Run(*pool_, moe);
 }
 
 }  // namespace deepinfer::cpu

@@ -62,18 +62,18 @@ Result<std::unique_ptr<device::Table>> CpuDevice::CreateTable(const device::Host
 Result<std::unique_ptr<device::ExpertBank>> CpuDevice::CreateExperts(std::span<const device::HostExpert> experts,
                                                                      const device::HostExpert& shared) {
   auto bank = std::make_unique<CpuExpertBank>();
-  bank->hidden = shared.w1.cols;
-  bank->width = shared.w1.rows;
   const auto pack = [&](const device::HostExpert& e) {
     CpuExpertBank::Expert packed;
     const MatrixSource w13[] = {SourceOf(e.w1), SourceOf(e.w3)};
     const MatrixSource w2[] = {SourceOf(e.w2)};
-    packed.w13 = PackedMatrix::Pack(w13, pool_.get(), true);
-    packed.w2 = PackedMatrix::Pack(w2, pool_.get());
+    packed.gate_up = PackedMatrix::Pack(w13, pool_.get(), true);
+    packed.down = PackedMatrix::Pack(w2, pool_.get());
     return packed;
   };
   for (const auto& e : experts) bank->experts.push_back(pack(e));
   bank->shared = pack(shared);
+  for (const auto& e : bank->experts) bank->views.push_back(e.View());
+  bank->shared_view = bank->shared.View();
   return std::unique_ptr<device::ExpertBank>(std::move(bank));
 }
 

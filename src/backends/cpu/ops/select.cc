@@ -5,28 +5,13 @@
 #include <limits>
 
 #include "backends/cpu/cpu_device.h"
+#include "backends/cpu/kernels/index.h"
 
 namespace deepinfer::cpu {
 
 namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
-
-// Ascending numbers of the k largest of scores[0..n); lower number first on ties; -inf entries are never chosen.
-int TopK(const float* scores, int n, int k, std::vector<int32_t>& order, int32_t* out) {
-  order.clear();
-  for (int i = 0; i < n; ++i)
-    if (scores[i] > -kInf) order.push_back(i);
-  if (static_cast<int>(order.size()) > k) {
-    std::nth_element(order.begin(), order.begin() + k, order.end(), [scores](int32_t x, int32_t y) {
-      return scores[x] != scores[y] ? scores[x] > scores[y] : x < y;
-    });
-    order.resize(static_cast<size_t>(k));
-  }
-  std::sort(order.begin(), order.end());
-  std::copy(order.begin(), order.end(), out);
-  return static_cast<int>(order.size());
-}
 
 }  // namespace
 
@@ -38,6 +23,8 @@ void CpuDevice::Select(const device::Step& step, const device::SelectArgs& args)
   const int64_t scale_bytes = device::KeyScaleBytes(cache.index_format, dim);
   const bool tracing = args.trace_scores != nullptr;
 
+  const bool is_fp4 = cache.index_format == device::KeyFormat::kFp4Pow2;
+  scorers_.resize(static_cast<size_t>(pool_->num_threads()));
   pool_->ParallelFor(step.num_rows, [&](int64_t t, int thread) {
     const device::SequenceRows& rows = step.sequences[step.row_sequence[t]];
     const int visible = (step.positions[t] + 1) / cache.ratio;
@@ -53,41 +40,41 @@ void CpuDevice::Select(const device::Step& step, const device::SelectArgs& args)
     }
 
     float* scores = Scratch(thread, 0, visible + 1);
-    float* key = Scratch(thread, 1, dim);
-    const float* query = Row(args.query, t);
-    const float* weight = Row(args.weight, t);
+    IndexScorer& scorer = scorers_[static_cast<size_t>(thread)];
+    scorer.Prepare(Row(args.query, t), Row(args.weight, t), args.heads, dim, is_fp4);
     const auto score = [&](int first, int last) {
-      for (int g = first; g < last; ++g) {
-        const uint8_t* region = cache.pool + rows.block_table[g / cache.entries_per_block] * cache.block_stride + cache.index_offset;
-        const int64_t entry = g % cache.entries_per_block;
-        row_ops_.decode_key(cache.index_format, region + entry * data_bytes,
-                            region + cache.entries_per_block * data_bytes + entry * scale_bytes, dim, key);
-        float sum = 0;
-        for (int h = 0; h < args.heads; ++h) sum += weight[h] * std::max(row_ops_.dot(query + h * dim, key, dim), 0.0f);
-        scores[g] = sum;
+      while (first < last) {
+        const int64_t entry = first % cache.entries_per_block;
+        const int n = std::min(last - first, cache.entries_per_block - static_cast<int>(entry));
+        const uint8_t* region =
+            cache.pool + rows.block_table[first / cache.entries_per_block] * cache.block_stride + cache.index_offset;
+        if (is_fp4) {
+          scorer.ScoreFp4(region + entry * data_bytes, region + cache.entries_per_block * data_bytes + entry * scale_bytes, n,
+                          scores + first);
+        } else {
+          scorer.ScoreFloat(reinterpret_cast<const float*>(region) + entry * dim, n, scores + first);
+        }
+        first += n;
       }
     };
     const bool restricted = args.role == Candidates::kConsume && args.num_candidates[t] >= 0;
     if (restricted && !tracing) {
       std::fill_n(scores, visible, -kInf);
-      for (int c = 0; c < args.num_candidates[t]; ++c) {
-        const int first = args.candidates[t * args.keep_blocks + c] * args.block_size;
-        score(first, std::min(first + args.block_size, visible));
+      const int32_t* blocks = args.candidates + t * args.keep_blocks;
+      for (int c = 0; c < args.num_candidates[t];) {
+        int end = c + 1;  // adjacent blocks are scored as one run
+        while (end < args.num_candidates[t] && blocks[end] == blocks[end - 1] + 1) ++end;
+        score(blocks[c] * args.block_size, std::min((blocks[end - 1] + 1) * args.block_size, visible));
+        c = end;
       }
     } else {
       score(0, visible);
     }
     if (tracing) std::copy_n(scores, visible, args.trace_scores + t * args.trace_groups);
 
-    std::vector<int32_t> order;
     if (args.role == Candidates::kProduce) {
       float* blocks = Scratch(thread, 2, num_blocks + 1);
-      for (int b = 0; b < num_blocks; ++b) {
-        const int end = std::min((b + 1) * args.block_size, visible);
-        float best = -kInf;
-        for (int g = b * args.block_size; g < end; ++g) best = std::max(best, scores[g]);
-        blocks[b] = b == num_blocks - 1 ? kInf : best;
-      }
+      BlockMaxima(scores, visible, args.block_size, blocks);
       if (args.trace_block_scores != nullptr) {
         const int64_t width = (args.trace_groups + args.block_size - 1) / args.block_size;
         std::fill_n(args.trace_block_scores + t * width, width, -kInf);
@@ -95,7 +82,7 @@ void CpuDevice::Select(const device::Step& step, const device::SelectArgs& args)
       }
       if (!keeps_all_blocks)
         args.num_candidates[t] =
-            TopK(blocks, num_blocks, args.keep_blocks, order, args.candidates + t * args.keep_blocks);
+            SelectTopK(blocks, num_blocks, args.keep_blocks, args.candidates + t * args.keep_blocks);
     }
     if (restricted && tracing) {
       int next = 0;
@@ -107,7 +94,7 @@ void CpuDevice::Select(const device::Step& step, const device::SelectArgs& args)
         std::fill(scores + b * args.block_size, scores + std::min((b + 1) * args.block_size, visible), -kInf);
       }
     }
-    args.num_selected[t] = TopK(scores, visible, args.topk, order, selected);
+    args.num_selected[t] = SelectTopK(scores, visible, args.topk, selected);
   });
 }
 
