@@ -40,6 +40,22 @@ static int64_t FindEqual(const float* __restrict x, int64_t n, float value) {
   return -1;
 }
 
+static int64_t CollectAtLeast(const float* __restrict x, int64_t n, float limit, int32_t* __restrict ids) {
+  constexpr int64_t kStep = 64;
+  int64_t count = 0;
+  for (int64_t base = 0; base < n; base += kStep) {
+    const int64_t end = base + kStep < n ? base + kStep : n;
+    int32_t any = 0;
+    for (int64_t i = base; i < end; ++i) any |= x[i] >= limit ? 1 : 0;
+    if (any == 0) continue;
+    for (int64_t i = base; i < end; ++i) {
+      ids[count] = static_cast<int32_t>(i);
+      count += x[i] >= limit ? 1 : 0;
+    }
+  }
+  return count;
+}
+
 static void ApplyMask(float* __restrict x, int64_t n, const uint32_t* __restrict mask) {
   for (int64_t base = 0; base < n; base += 32) {
     const uint32_t word = mask[base >> 5];
@@ -269,8 +285,9 @@ static float LogOne(float x) {
 static float ExponentialOne(uint32_t word) { return Exponential(word); }
 
 static constexpr RowOps MakeRowOps(const char* name) {
-  return {name,     MaxKey,           FindEqual, ApplyMask, SumExp,     LogProbs, Keep,   Subtract, Weights,
-          WeightsFromProbs, SumLanes, RaceKeys,  RaceKeysOf, SumSmaller, Residual, ExpOne, LogOne,   ExponentialOne};
+  return {name,    MaxKey,           FindEqual, CollectAtLeast, ApplyMask,  SumExp,     LogProbs, Keep,   Subtract,
+          Weights, WeightsFromProbs, SumLanes,  RaceKeys,       RaceKeysOf, SumSmaller, Residual, ExpOne, LogOne,
+          ExponentialOne};
 }
 
 }  // namespace deepinfer::sampling::DI_SAMPLING_ISA

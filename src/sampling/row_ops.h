@@ -18,6 +18,8 @@ struct RowOps {
   int32_t (*max_key)(const float* x, int64_t n);
   // Lowest index with x[i] == value, -1 if none.
   int64_t (*find_equal)(const float* x, int64_t n, float value);
+  // Ids with x[i] >= limit, ascending; returns their number.
+  int64_t (*collect_at_least)(const float* x, int64_t n, float limit, int32_t* ids);
   // Clears (sets to -infinity) every element whose bit is 0.
   void (*apply_mask)(float* x, int64_t n, const uint32_t* mask);
   // sum of exp((x - max) * inv_t), lanes as above; `lanes` has num_lanes elements.

@@ -107,6 +107,20 @@ Result<Sampler::RowSum> Sampler::SumRow(std::span<const float> row, float inv_t)
   return sum;
 }
 
+// Most tokens of a wide vocabulary are far below any cut. Those above a guessed probability are collected; when they reach a
+// limit, the cut lies among them and no other token matters. -1: it does not, all tokens must be looked at.
+int64_t Sampler::PreselectCandidates(double top_p, uint64_t count_limit, uint64_t mass_limit) {
+  const RowOps& ops = GetRowOps();
+  // Tokens below (1 - top_p) / V together weigh less than 1 - top_p.
+  const float limit = top_p < 1.0 ? static_cast<float>(0.5 * (1.0 - top_p) / vocab_size_)
+                                  : KeyToFloat(ops.max_key(probs_.data(), vocab_size_)) * 0x1p-14f;
+  const int64_t count = ops.collect_at_least(probs_.data(), vocab_size_, limit, candidates_.data());
+  if (static_cast<uint64_t>(count) > count_limit) return count;
+  uint64_t mass = 0;
+  for (int64_t i = 0; i < count; ++i) mass += weights_[static_cast<size_t>(candidates_[static_cast<size_t>(i)])];
+  return mass >= mass_limit ? count : -1;
+}
+
 // The lowest probability that joint top-p and top-k keep. Tokens stand in the order (probability desc, id asc); token k is
 // kept iff k < top_k and the fixed-point mass strictly before it is below floor(top_p * 2^31) + 1.
 Sampler::Cutoff Sampler::FindCutoff(double top_p, int64_t top_k) {
@@ -117,7 +131,7 @@ Sampler::Cutoff Sampler::FindCutoff(double top_p, int64_t top_k) {
   uint64_t count = 0;
   uint64_t mass = 0;
   uint32_t prefix = 0;  // digits found so far
-  int64_t num_candidates = -1;  // -1: all tokens
+  int64_t num_candidates = PreselectCandidates(top_p, count_limit, mass_limit);  // -1: all tokens
   for (const Digit& digit : kDigits) {
     const size_t num_buckets = size_t{1} << digit.bits;
     const uint32_t digit_mask = static_cast<uint32_t>(num_buckets - 1);

@@ -81,6 +81,7 @@ class Sampler {
   void ApplyPenalties(const SamplingParams& params, const RowContext& context);
   Result<RowSum> SumRow(std::span<const float> row, float inv_t);
   void ProcessRow(const SamplingParams& params, const RowSum& sum, float inv_t);
+  int64_t PreselectCandidates(double top_p, uint64_t count_limit, uint64_t mass_limit);
   Cutoff FindCutoff(double top_p, int64_t top_k);
   void TopLogprobs(std::span<const float> values, int k, SampledToken& out);
 
