@@ -1,0 +1,449 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""End-to-end tests of the built program: cli_test.py PROGRAM [unittest arguments].
+
+Standard library only. Everything runs on the demo model."""
+
+import errno
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+PROGRAM = os.path.abspath(sys.argv.pop(1)) if len(sys.argv) > 1 else "build/deepinfer"
+GREEDY = ["--temperature", "0"]
+QUESTION = "What is the capital of France?"
+
+
+def environment(**changes):
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("DEEPINFER_", "HF_"))}
+    env.update(changes)
+    return env
+
+
+def run(*args, stdin=b"", env=None, **kwargs):
+    if isinstance(stdin, str):
+        stdin = stdin.encode()
+    return subprocess.run([PROGRAM, *args], input=stdin, capture_output=True, env=env or environment(), timeout=120, **kwargs)
+
+
+class CliTest(unittest.TestCase):
+    def refused(self, result, code, *texts):
+        """One error line on stderr, nothing on stdout."""
+        self.assertEqual(result.returncode, code, result.stderr)
+        lines = result.stderr.decode().splitlines()
+        self.assertTrue(lines, "no error line")
+        self.assertTrue(lines[-1].startswith("error: "), lines)
+        self.assertEqual(sum(line.startswith("error: ") for line in lines), 1, lines)
+        self.assertIsNone(re.search(r"[\x00-\x08\x0b-\x1f\x7f]", result.stderr.decode()), lines)
+        for text in texts:
+            self.assertIn(text, lines[-1])
+        self.assertEqual(result.stdout, b"")
+
+
+class Basics(CliTest):
+    def test_version(self):
+        result = run("--version")
+        self.assertEqual(result.returncode, 0)
+        self.assertRegex(result.stdout.decode(), r"^deepinfer \d+\.\d+\.\d+ \(commit ")
+        document = json.loads(run("--version", "--json").stdout)
+        self.assertLessEqual({"version", "commit", "compiler", "backends", "cpu_path"}, document.keys())
+        self.assertIn("cpu", document["backends"])
+
+    def test_help_of_everything(self):
+        top = run("--help")
+        self.assertEqual((top.returncode, top.stderr), (0, b""))
+        commands = re.findall(r"^  ([a-z][a-z-]*(?: [a-z-]+)?)(?= {2,}|$| [\[A-Z<|]| bash)", top.stdout.decode(), re.M)
+        self.assertIn("generate", commands)
+        self.assertIn("debug tokenize", commands)
+        for command in commands:
+            result = run(*command.split(), "--help")
+            self.assertEqual((result.returncode, result.stderr), (0, b""), command)
+            self.assertTrue(result.stdout.decode().startswith("Usage: deepinfer " + command), command)
+
+    def test_no_command(self):
+        result = run()
+        self.assertEqual(result.returncode, 2)
+        self.assertEqual(result.stdout, b"")
+        self.assertTrue(result.stderr.decode().splitlines()[-1].startswith("error: "))
+
+    def test_wrong_usage(self):
+        for args, text in [
+            (["generat"], "did you mean generate?"),
+            (["debug", "tokenise"], "did you mean debug tokenize?"),
+            (["generate", "--max-token", "1", "x"], "did you mean --max-tokens?"),
+            (["generate", "x", "--max-tokens", "0"], "--max-tokens is 0"),
+            (["generate", "x", "--max-tokens", "1e9"], "whole number"),
+            (["generate", "x", "--temperature", "nan"], "--temperature"),
+            (["generate", "x", "--top-p", "1.5"], "--top-p"),
+            (["generate", "x", "--threads", "-1"], "--threads"),
+            (["generate", "x", "--threads", "99999999"], "--threads"),
+            (["generate", "x", "--numerics", "fp8"], "release, fp32, plain"),
+            (["generate", "x", "--device", "toaster"], "--device"),
+            (["generate", "x", "--seed"], "--seed needs a value"),
+            (["generate", "x", "y"], "at most 1 argument"),
+            (["generate", ""], "prompt is empty"),
+            (["generate", "x", "--model", "a\x1b[31mb", "--max-tokens", "0"], "--max-tokens"),
+            (["completion", "tcsh"], "bash, zsh, fish"),
+        ]:
+            with self.subTest(args=args):
+                self.refused(run(*args), 2, text)
+
+    def test_empty_prompt_on_stdin(self):
+        self.refused(run("generate"), 2, "prompt is empty")
+
+    def test_device_that_is_not_built_in(self):
+        result = run("generate", "x", "--device", "ascend:3")
+        self.assertIn(result.returncode, (1, 2), result.stderr)
+        self.assertTrue(result.stderr.decode().startswith("error: "))
+
+    def test_missing_model(self):
+        with tempfile.TemporaryDirectory() as home:
+            env = environment(HF_HOME=home)
+            self.refused(run("generate", "x", "--model", "/no/such/model", env=env), 3, "/no/such/model", "hub id")
+            self.refused(run("generate", "x", "--model", "owner/name", env=env), 3, "deepinfer download owner/name")
+            self.refused(run("generate", "x", "--model", PROGRAM, env=env), 3, "is a file")
+            self.refused(run("generate", "x", "--model", "a\x1b[31m\nb", env=env), 3, "\\x1b[31m\\nb")
+            self.refused(run("debug", "tokenize", "--model", home, env=env), 3, "tokenizer.json")
+
+    def test_environment_names(self):
+        env = environment(DEEPINFER_HF_MODEL_DIR="/no/such/model")
+        self.refused(run("generate", "x", env=env), 3, "/no/such/model")
+        env = environment(DEEPINFER_MAX_TOKENS="none")
+        self.refused(run("generate", "x", env=env), 2, "DEEPINFER_MAX_TOKENS")
+        result = run("generate", "x", "--max-tokens", "1", env=environment(DEEPINFER_MAX_TOKNES="3"))
+        self.assertEqual(result.returncode, 0)
+        self.assertIn("did you mean DEEPINFER_MAX_TOKENS?", result.stderr.decode())
+
+    def test_config_file(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "settings.toml")
+
+            def write(text):
+                with open(path, "w", encoding="utf-8") as file:
+                    file.write(text)
+
+            write("max_tokens = 3\ntemperature = 0\njson = true\n")
+            result = run("generate", "The", "--config", path)
+            self.assertEqual(json.loads(result.stdout)["usage"]["completion_tokens"], 3, result.stderr)
+            # flag > environment > file
+            env = environment(DEEPINFER_CONFIG=path, DEEPINFER_MAX_TOKENS="4")
+            self.assertEqual(json.loads(run("generate", "The", env=env).stdout)["usage"]["completion_tokens"], 4)
+            result = run("generate", "The", "--max-tokens", "5", env=env)
+            self.assertEqual(json.loads(result.stdout)["usage"]["completion_tokens"], 5)
+            write("max_tokenz = 3\n")
+            self.refused(run("generate", "The", "--config", path), 2, path + ":1", "did you mean max_tokens?")
+            write("max_tokens = = 3\n")
+            self.refused(run("generate", "The", "--config", path), 2, path + ":1")
+            self.refused(run("generate", "The", "--config", path + ".gone"), 3, path + ".gone")
+
+
+class Generate(CliTest):
+    def test_text_and_json_agree(self):
+        text = run("generate", "The capital of", *GREEDY, "--max-tokens", "8")
+        self.assertEqual((text.returncode, text.stderr), (0, b""))
+        result = run("generate", "The capital of", *GREEDY, "--max-tokens", "8", "--json")
+        lines = result.stdout.decode().splitlines()
+        self.assertEqual(len(lines), 1)
+        document = json.loads(lines[0])
+        self.assertEqual(set(document), {"text", "ids", "finish_reason", "usage", "timing", "speculation"})
+        self.assertEqual(set(document["usage"]), {"prompt_tokens", "cached_tokens", "completion_tokens"})
+        self.assertEqual(set(document["timing"]), {"load_s", "ttft_s", "tokens_per_s"})
+        self.assertEqual(set(document["speculation"]), {"steps", "emitted_per_step"})
+        self.assertEqual(text.stdout.decode().rstrip("\n"), document["text"].rstrip("\n"))
+        self.assertEqual(len(document["ids"]), document["usage"]["completion_tokens"])
+
+    def test_answer(self):
+        result = run("generate", "--chat", QUESTION, *GREEDY)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("Paris", result.stdout.decode())
+        self.assertNotIn("\x1b", result.stdout.decode())
+        document = json.loads(run("generate", "--chat", QUESTION, *GREEDY, "--json").stdout)
+        self.assertIn("Paris", document["text"])
+        self.assertEqual(document["finish_reason"], "stop")
+        self.assertTrue(document["reasoning"])
+        document = json.loads(run("generate", "--chat", QUESTION, *GREEDY, "--json", "--no-think").stdout)
+        self.assertFalse(document["reasoning"])
+
+    def test_seed_repeats(self):
+        outputs = {run("generate", "The", "--seed", "7", "--max-tokens", "12").stdout for _ in range(2)}
+        self.assertEqual(len(outputs), 1)
+
+    def test_stdin_and_invalid_utf8(self):
+        result = run("generate", *GREEDY, "--max-tokens", "2", stdin=b"The \xff")
+        self.assertEqual(result.returncode, 0)
+        self.assertIn("not valid UTF-8", result.stderr.decode())
+        self.assertEqual(run("generate", *GREEDY, "--max-tokens", "2", "--quiet", stdin=b"The \xff").stderr, b"")
+
+    def test_stats_go_to_stderr(self):
+        result = run("generate", "The", *GREEDY, "--max-tokens", "2", "--json", "--stats")
+        json.loads(result.stdout)
+        self.assertIn("output tokens", result.stderr.decode())
+
+    def test_prompt_longer_than_the_context(self):
+        self.refused(run("generate", "--max-model-len", "16", stdin="word " * 100), 1, "16")
+
+    def test_grammar_is_refused(self):
+        self.refused(run("generate", "x", "--grammar-regex", "/dev/null"), 1, "--grammar-regex")
+
+    def test_interrupt(self):
+        process = subprocess.Popen([PROGRAM, "generate", "The", "--ignore-eos", "--max-tokens", "100000"], stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE, env=environment())
+        process.stdout.read(1)  # it is generating
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 130)
+        self.assertEqual(stderr, b"")
+
+    def test_interrupt_while_waiting_for_input(self):
+        process = subprocess.Popen([PROGRAM, "debug", "tokenize"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE, env=environment())
+        time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=60)
+        self.assertEqual((process.returncode, stderr), (130, b""))
+
+
+class Pipes(CliTest):
+    def test_reader_that_leaves(self):
+        for command in ("generate x --ignore-eos --max-tokens 100000", "--help", "completion bash", "completion reference"):
+            script = f"set -o pipefail; {PROGRAM} {command} | head -c 1"
+            result = subprocess.run(["bash", "-c", script], capture_output=True, env=environment(), timeout=60, stdin=subprocess.DEVNULL)
+            self.assertEqual((result.returncode, result.stderr), (0, b""), command)
+
+    def test_reader_of_many_lines(self):
+        script = f"set -o pipefail; yes '{{\"text\": \"hello\"}}' | head -20000 | {PROGRAM} debug tokenize --jsonl | head -1"
+        result = subprocess.run(["bash", "-c", script], capture_output=True, env=environment(), timeout=60)
+        self.assertEqual(result.stderr, b"")
+        json.loads(result.stdout)
+
+    @unittest.skipUnless(os.path.exists("/dev/full"), "needs /dev/full")
+    def test_full_disk(self):
+        for args in (["--version"], ["generate", "x", "--max-tokens", "2"], ["generate", "x", "--max-tokens", "2", "--json"],
+                     ["doctor", "--json"], ["completion", "zsh"], ["chat"], ["debug", "tokenize"]):
+            with self.subTest(args=args), open("/dev/full", "wb") as full:
+                result = subprocess.run([PROGRAM, *args], input=b"Hello", stdout=full, stderr=subprocess.PIPE, env=environment(), timeout=60)
+                lines = result.stderr.decode().splitlines()
+                self.assertEqual(result.returncode, 1, lines)
+                self.assertEqual(len(lines), 1, lines)
+                self.assertIn("No space left on device", lines[0])
+                self.assertTrue(lines[0].startswith("error: "))
+
+
+class Completion(CliTest):
+    def test_scripts_parse(self):
+        for shell in ("bash", "zsh", "fish"):
+            result = run("completion", shell)
+            self.assertEqual((result.returncode, result.stderr), (0, b""))
+            with tempfile.NamedTemporaryFile(suffix="." + shell) as file:
+                file.write(result.stdout)
+                file.flush()
+                check = {"bash": ["bash", "-n"], "zsh": ["zsh", "-n"], "fish": ["fish", "--no-execute"]}[shell]
+                try:
+                    self.assertEqual(subprocess.run([*check, file.name], capture_output=True).returncode, 0, shell)
+                except FileNotFoundError:
+                    pass  # that shell is not installed here
+
+    def complete(self, *words):
+        script = run("completion", "bash").stdout.decode()
+        quoted = " ".join(f"'{word}'" for word in words)
+        script += f"COMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}; _deepinfer; printf '%s\\n' \"${{COMPREPLY[@]}}\"\n"
+        return subprocess.run(["bash", "-c", script], capture_output=True, timeout=60).stdout.decode().split()
+
+    def test_bash_completes(self):
+        self.assertEqual(self.complete("deepinfer", "gen"), ["generate"])
+        self.assertIn("tokenize", self.complete("deepinfer", "debug", ""))
+        self.assertEqual(self.complete("deepinfer", "generate", "--numerics", "f"), ["fp32"])
+        self.assertEqual(self.complete("deepinfer", "generate", "--max-t"), ["--max-tokens"])
+        self.assertIn("--special", self.complete("deepinfer", "debug", "tokenize", "--s"))
+        self.assertIn("zsh", self.complete("deepinfer", "completion", ""))
+
+
+class Debug(CliTest):
+    def test_tokenize_round_trip(self):
+        text = "Hello, Welt! \u4f60\u597d \U0001f600\n"
+        ids = json.loads(run("debug", "tokenize", stdin=text).stdout)["ids"]
+        self.assertEqual(json.loads(run("debug", "detokenize", stdin=json.dumps(ids)).stdout), {"text": text})
+
+    def test_special_tokens(self):
+        text = "<\uff5cUser\uff5c>"
+        self.assertEqual(len(json.loads(run("debug", "tokenize", stdin=text).stdout)["ids"]), 1)
+        self.assertGreater(len(json.loads(run("debug", "tokenize", "--special", "none", stdin=text).stdout)["ids"]), 1)
+
+    def test_jsonl(self):
+        lines = '{"text": "a"}\n\n{"bytes_base64": "YQ=="}\r\n{"text": ""}'
+        result = run("debug", "tokenize", "--jsonl", stdin=lines)
+        documents = [json.loads(line) for line in result.stdout.splitlines()]
+        self.assertEqual(len(documents), 3)
+        self.assertEqual(documents[0], documents[1])
+        self.assertEqual(documents[2], {"ids": []})
+        result = run("debug", "detokenize", "--jsonl", stdin="[1]\n[]\n")
+        self.assertEqual(json.loads(result.stdout.splitlines()[1]), {"text": ""})
+
+    def test_bad_input(self):
+        for args, stdin in ((["tokenize", "--jsonl"], "{"), (["tokenize", "--jsonl"], '{"text": 1}'),
+                            (["tokenize", "--jsonl"], '{"bytes_base64": "!"}'), (["detokenize"], "[1,"), (["detokenize"], '["a"]'),
+                            (["detokenize"], "7"), (["detokenize"], "[" * 100000)):
+            with self.subTest(args=args, stdin=stdin[:20]):
+                self.refused(run("debug", *args, stdin=stdin), 3, "stdin")
+        self.assertEqual(json.loads(run("debug", "detokenize", stdin="[-1, 99999999999, 18446744073709551615]").stdout), {"text": ""})
+
+
+class Logs(CliTest):
+    def test_json_lines(self):
+        result = run("generate", "--max-tokens", "1", "--log-format", "json", stdin=b"a\xff", env=environment(DEEPINFER_MAX_TOKENZ='"\n'))
+        self.assertEqual(result.returncode, 0)
+        lines = [json.loads(line) for line in result.stderr.splitlines()]
+        self.assertGreaterEqual(len(lines), 2)
+        for line in lines:
+            self.assertLessEqual({"time", "level", "component", "message"}, line.keys())
+            self.assertEqual(line["level"], "warn")
+
+    def test_level(self):
+        self.assertEqual(run("generate", "--max-tokens", "1", "--log-level", "error", stdin=b"a\xff").stderr, b"")
+
+
+class Doctor(CliTest):
+    def test_reports(self):
+        result = run("doctor", "--json")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(len(result.stdout.splitlines()), 1)
+        document = json.loads(result.stdout)
+        self.assertGreater(document["memory"]["total_bytes"], 0)
+        self.assertGreater(document["cpu"]["available_cores"], 0)
+        self.assertIn(document["cpu"]["path"], document["cpu"]["supported_paths"])
+        self.assertTrue(document["demo_model"]["path"])
+        self.assertIn("memory", run("doctor").stdout.decode())
+
+
+class Terminal:
+    """The program on a pseudo-terminal."""
+
+    def __init__(self, *args, env=None):
+        self.output = b""
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            os.execve(PROGRAM, [PROGRAM, *args], env or environment(TERM="xterm"))
+
+    def send(self, text):
+        os.write(self.fd, text.encode())
+
+    def read(self, timeout):
+        ready, _, _ = select.select([self.fd], [], [], timeout)
+        if not ready:
+            return False
+        try:
+            data = os.read(self.fd, 65536)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            data = b""
+        self.output += data
+        return bool(data)
+
+    def expect(self, pattern, timeout=60):
+        """Waits for the pattern in new output and returns what came up to its end."""
+        deadline = time.monotonic() + timeout
+        while True:
+            match = re.search(pattern, self.output.decode(errors="replace"))
+            if match:
+                text = self.output.decode(errors="replace")
+                self.output = text[match.end():].encode()
+                return text[: match.end()]
+            if time.monotonic() > deadline or not self.read(deadline - time.monotonic()):
+                raise AssertionError(f"{pattern!r} not in {self.output!r}")
+
+    def wait(self):
+        while self.read(60):
+            pass
+        _, status = os.waitpid(self.pid, 0)
+        os.close(self.fd)
+        return os.waitstatus_to_exitcode(status)
+
+
+PROMPT = r"\x1b\[1m>\x1b\[0m "
+
+
+class Chat(CliTest):
+    def test_piped(self):
+        result = run("chat", *GREEDY, stdin=QUESTION + "\n\n" + QUESTION)
+        self.assertEqual((result.returncode, result.stderr), (0, b""))
+        self.assertEqual(result.stdout.decode().count("Paris"), 2)
+        self.assertNotIn("\x1b", result.stdout.decode())
+
+    def test_piped_json(self):
+        result = run("chat", *GREEDY, "--json", stdin=QUESTION + "\n/quit\nnever\n")
+        lines = result.stdout.splitlines()
+        self.assertEqual(len(lines), 1)
+        self.assertIn("Paris", json.loads(lines[0])["text"])
+
+    def test_piped_commands(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "talk.json")
+            result = run("chat", *GREEDY, stdin=f"/system Be brief.\n{QUESTION}\n/save {path}\n/reset\n/effort 20\n/help\n/quit\n")
+            self.assertEqual(result.returncode, 0, result.stderr)
+            with open(path, encoding="utf-8") as file:
+                roles = [message["role"] for message in json.load(file)["messages"]]
+            self.assertEqual(roles, ["system", "user", "assistant"])
+            for text in ("/reset", "saved 3 messages", "reasoning effort: 20"):
+                self.assertIn(text, result.stderr.decode())
+        self.refused(run("chat", stdin="/image cat.png\n"), 1, "images")
+        self.refused(run("chat", stdin="/effort 200\n"), 2, "1 to 100")
+        self.refused(run("chat", stdin="/rest\n"), 2, "did you mean /reset?")
+        self.refused(run("chat", stdin="/save /no/such/dir/x\n"), 1, "/no/such/dir/x")
+
+    def test_terminal(self):
+        terminal = Terminal("chat", *GREEDY)
+        terminal.expect("/help lists the commands")
+        terminal.expect(PROMPT)
+        terminal.send(QUESTION + "\r")
+        answer = terminal.expect(r"is Paris\.\r?\n(?s:.)*?" + PROMPT)
+        self.assertIn("\x1b[2m", answer)  # thinking is dimmed
+        # Arrow up brings the question back, Ctrl-U clears it; unknown commands name the nearest one.
+        terminal.send("\x1b[A")
+        terminal.expect("capital of France")
+        terminal.send("\x15/hepl\r")
+        terminal.expect("error: .*did you mean /help")
+        terminal.expect(PROMPT)
+        terminal.send("/effort 30\r")
+        terminal.expect("reasoning effort: 30")
+        terminal.send("/quit\r")
+        self.assertEqual(terminal.wait(), 0)
+
+    def test_interrupt_stops_the_answer_not_the_program(self):
+        terminal = Terminal("chat", *GREEDY, "--no-think")
+        terminal.expect(PROMPT)
+        terminal.send("\x03")
+        terminal.expect("Ctrl-D or /quit leaves")
+        terminal.send(QUESTION + "\r")
+        terminal.expect(r"Paris")
+        terminal.expect(PROMPT)
+        terminal.send("\x04")
+        self.assertEqual(terminal.wait(), 0)
+
+    def test_history_file(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "history")
+            for number in range(2):
+                terminal = Terminal("chat", "--history-file", path)
+                terminal.expect(PROMPT)
+                if number == 1:
+                    terminal.send("\x1b[A\x1b[A")  # before the /quit
+                    terminal.expect("/effort 41")
+                    terminal.send("\x15")
+                terminal.send("/effort 41\r")
+                terminal.expect("reasoning effort: 41")
+                terminal.send("/quit\r")
+                self.assertEqual(terminal.wait(), 0)
+            self.assertEqual(os.stat(path).st_mode & 0o077, 0)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=1)
