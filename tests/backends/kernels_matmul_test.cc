@@ -127,7 +127,29 @@ TEST(PackedMatrix, StackedSourcesStartNewTiles) {
   }
 }
 
-TEST(PreparedActivations, Fp8MatchesTheScalarQuantiser) {
+TEST(PreparedActivations, NanStaysNan) {
+  for (CpuIsa level : SupportedCpuIsas()) {
+    const ScopedCpuIsa isa(level);
+    ThreadPool pool(1);
+    for (WeightFormat format : kFormats) {
+      const Stored w = MakeStored(format, 32, 64, 1);
+      std::vector<float> x = RandomInput(2, 64, 7, true);
+      x[40] = NAN;
+      const std::vector<float> y = Multiply(pool, w, x, 2, ActivationForm::kFp8);
+      int nans = 0;
+      for (size_t i = 0; i < 32; ++i) nans += std::isnan(y[i]);
+      EXPECT_EQ(nans, 32) << CpuIsaName(level) << " " << static_cast<int>(format);
+      for (size_t i = 32; i < 64; ++i) EXPECT_FALSE(std::isnan(y[i]));
+    }
+  }
+}
+
+class Fp8Quantiser : public testing::TestWithParam<CpuIsa> {};
+INSTANTIATE_TEST_SUITE_P(Levels, Fp8Quantiser, testing::ValuesIn(SupportedCpuIsas()),
+                         [](const auto& level) { return std::string(CpuIsaName(level.param)); });
+
+TEST_P(Fp8Quantiser, MatchesTheScalarEncoder) {
+  const ScopedCpuIsa isa(GetParam());
   ThreadPool pool(1);
   std::vector<float> x = RandomInput(3, 96, 7, true);
   for (int i = 0; i < 32; ++i) x[static_cast<size_t>(i)] *= 1e-3f * static_cast<float>(i * i);

@@ -256,6 +256,7 @@ void PreparedActivations::Resize(int64_t num_rows, int64_t cols, ActivationForm 
   const int64_t elements = num_groups_ * num_rows_ * kGroupK;
   values_.EnsureCapacity(elements * static_cast<int64_t>(sizeof(float)));
   if (has_pairs_) pairs_.EnsureCapacity(elements * 2);
+  uses_avx2_ = ActiveCpuIsa() >= CpuIsa::kAvx2;
   has_integers_ = form_ == ActivationForm::kFp8 && ActiveCpuIsa() == CpuIsa::kAvx2;
   if (has_integers_) {
     const int64_t blocks = num_groups_ * num_rows_;
@@ -267,7 +268,12 @@ void PreparedActivations::Resize(int64_t num_rows, int64_t cols, ActivationForm 
 void PreparedActivations::StoreGroup(int64_t row, int64_t group, const float* x) {
   const int64_t slot = group * num_rows_ + row;
   float* out = reinterpret_cast<float*>(values_.data()) + slot * kGroupK;
-  if (form_ == ActivationForm::kFp8) {
+  if (form_ == ActivationForm::kFp8 && uses_avx2_) {
+#if defined(__x86_64__)
+    QuantizeFp8GroupAvx2(x, out, has_integers_ ? reinterpret_cast<IntegerBlock*>(integers_.data()) + slot : nullptr,
+                         has_integers_ ? reinterpret_cast<IntegerBlockInfo*>(integer_info_.data()) + slot : nullptr);
+#endif
+  } else if (form_ == ActivationForm::kFp8) {
     float amax = 1e-4f;
     for (int i = 0; i < kGroupK; ++i) amax = std::max(amax, std::fabs(x[i]));
     const int e = CeilLog2(amax * (1.0f / 448.0f));
@@ -317,30 +323,28 @@ void PreparedActivations::StoreGroup(int64_t row, int64_t group, const float* x)
 void PreparedActivations::Prepare(ThreadPool& pool, const float* x, int64_t num_rows, int64_t cols, int64_t ldx,
                                   ActivationForm form) {
   Resize(num_rows, cols, form);
-  // One tile of work is about 16 groups; a row of decode is not worth waking anyone.
-  const int64_t groups_per_item = 32;
-  const int64_t items_per_row = CeilDiv(num_groups_, groups_per_item);
-  const auto prepare = [&](int64_t item, int) {
-    const int64_t row = item / items_per_row;
-    const int64_t begin = (item % items_per_row) * groups_per_item;
-    const int64_t end = std::min(begin + groups_per_item, num_groups_);
-    for (int64_t group = begin; group < end; ++group) {
-      const float* in = x + row * ldx + group * kGroupK;
-      const int64_t valid = std::min<int64_t>(kGroupK, cols - group * kGroupK);
-      if (valid == kGroupK) {
-        StoreGroup(row, group, in);
-      } else {
-        float padded[kGroupK] = {};
-        std::copy(in, in + valid, padded);
-        StoreGroup(row, group, padded);
-      }
+  const auto prepare = [&](int64_t row, int64_t group) {
+    const float* in = x + row * ldx + group * kGroupK;
+    const int64_t valid = std::min<int64_t>(kGroupK, cols - group * kGroupK);
+    if (valid == kGroupK) return StoreGroup(row, group, in);
+    float padded[kGroupK] = {};
+    std::copy(in, in + valid, padded);
+    StoreGroup(row, group, padded);
+  };
+  // Rows inside groups: the writes are sequential. A decode row is not worth waking anyone.
+  constexpr int64_t kGroupsPerItem = 4;
+  const auto prepare_item = [&](int64_t item, int) {
+    const int64_t begin = item * kGroupsPerItem;
+    const int64_t end = std::min(begin + kGroupsPerItem, num_groups_);
+    for (int64_t row = 0; row < num_rows_; ++row) {
+      for (int64_t group = begin; group < end; ++group) prepare(row, group);
     }
   };
-  const int64_t items = num_rows * items_per_row;
-  if (num_rows * num_groups_ <= 256) {
-    for (int64_t item = 0; item < items; ++item) prepare(item, 0);
+  const int64_t items = CeilDiv(num_groups_, kGroupsPerItem);
+  if (num_rows * num_groups_ <= 512) {
+    for (int64_t item = 0; item < items; ++item) prepare_item(item, 0);
   } else {
-    pool.ParallelFor(items, prepare);
+    pool.ParallelFor(items, prepare_item);
   }
 }
 

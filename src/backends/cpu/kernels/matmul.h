@@ -130,6 +130,7 @@ class PreparedActivations {
   ActivationForm form_ = ActivationForm::kFloat32;
   bool has_pairs_ = false;
   bool has_integers_ = false;
+  bool uses_avx2_ = false;
   AlignedBuffer values_;
   AlignedBuffer pairs_;
   AlignedBuffer integers_;

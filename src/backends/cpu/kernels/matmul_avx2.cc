@@ -376,7 +376,7 @@ DI_INLINE void AddIntegerGroup(const uint8_t* p, const int16_t* const* digits, _
   }
 }
 
-// 8 * high + low of one input and eight rows, for the few blocks that have low digits.
+// 8 * high + low of one input and eight rows, for the blocks that have low digits.
 __attribute__((noinline)) __m256i WithLowDigits(__m256i high, const uint8_t* p, const IntegerBlock& block, int32_t bias) {
   __m256i low[1][1] = {{_mm256_set1_epi32(bias)}};
   const int16_t* digits[1] = {block.low};
@@ -430,7 +430,7 @@ void FewIntegerInputs(const TileTask& task) {
 
 // kM inputs x 16 rows over one decoded group (panel [16 pairs][32 rows] of words 2 w + 12, rows from `panel` on).
 template <int kM>
-DI_INLINE void IntegerPanelBlock(const uint8_t* panel, const uint8_t* weights, const IntegerBlock* const* blocks,
+DI_INLINE void IntegerPanelBlock(const uint8_t* panel, const IntegerBlock* const* blocks,
                                  const IntegerBlockInfo* const* infos, __m256 scale0, __m256 scale1, float* out) {
   __m256i a[kM][2];
 #pragma GCC unroll 8
@@ -449,10 +449,19 @@ DI_INLINE void IntegerPanelBlock(const uint8_t* panel, const uint8_t* weights, c
 #pragma GCC unroll 8
   for (int m = 0; m < kM; ++m) {
     float unit = infos[m]->scale;
-    if (__builtin_expect(infos[m]->has_low, 0)) {
+    if (infos[m]->has_low) {
       unit *= 0.125f;
-      a[m][0] = WithLowDigits(a[m][0], weights, *blocks[m], infos[m]->low_bias);
-      a[m][1] = WithLowDigits(a[m][1], weights + 32, *blocks[m], infos[m]->low_bias);
+      __m256i low0 = _mm256_set1_epi32(infos[m]->low_bias);
+      __m256i low1 = low0;
+#pragma GCC unroll 1
+      for (int i = 0; i < 16; ++i) {
+        const __m256i x = BroadcastPair(blocks[m]->low + 2 * i);
+        const auto* w = reinterpret_cast<const __m256i*>(panel + i * 128);
+        low0 = _mm256_add_epi32(low0, _mm256_madd_epi16(_mm256_load_si256(w), x));
+        low1 = _mm256_add_epi32(low1, _mm256_madd_epi16(_mm256_load_si256(w + 1), x));
+      }
+      a[m][0] = _mm256_add_epi32(_mm256_slli_epi32(a[m][0], 3), low0);
+      a[m][1] = _mm256_add_epi32(_mm256_slli_epi32(a[m][1], 3), low1);
     }
     const __m256 x_scale = _mm256_set1_ps(unit);
     float* sum = out + m * 32;
@@ -498,25 +507,24 @@ void ManyIntegerInputs(const TileTask& task) {
       }
       for (int half = 0; half < 2; ++half) {
         const uint8_t* p = panel + half * 64;
-        const uint8_t* w = group_weights + half * 64;
         float* o = out + m * 32 + half * 16;
         const __m256 s0 = scale[half * 2];
         const __m256 s1 = scale[half * 2 + 1];
         switch (count) {
           case 5:
-            IntegerPanelBlock<5>(p, w, blocks, infos, s0, s1, o);
+            IntegerPanelBlock<5>(p, blocks, infos, s0, s1, o);
             break;
           case 4:
-            IntegerPanelBlock<4>(p, w, blocks, infos, s0, s1, o);
+            IntegerPanelBlock<4>(p, blocks, infos, s0, s1, o);
             break;
           case 3:
-            IntegerPanelBlock<3>(p, w, blocks, infos, s0, s1, o);
+            IntegerPanelBlock<3>(p, blocks, infos, s0, s1, o);
             break;
           case 2:
-            IntegerPanelBlock<2>(p, w, blocks, infos, s0, s1, o);
+            IntegerPanelBlock<2>(p, blocks, infos, s0, s1, o);
             break;
           default:
-            IntegerPanelBlock<1>(p, w, blocks, infos, s0, s1, o);
+            IntegerPanelBlock<1>(p, blocks, infos, s0, s1, o);
             break;
         }
       }
@@ -542,6 +550,67 @@ void Tile(const TileTask& task) {
 }
 
 }  // namespace
+
+void QuantizeFp8GroupAvx2(const float* x, float* out, IntegerBlock* block, IntegerBlockInfo* info) {
+  const __m256 magnitude_mask = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
+  __m256 v[4];
+  __m256 top = _mm256_set1_ps(1e-4f);
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    v[i] = _mm256_loadu_ps(x + i * 8);
+    top = _mm256_max_ps(_mm256_and_ps(v[i], magnitude_mask), top);  // a NaN gives the second operand
+  }
+  __m128 m = _mm_max_ps(_mm256_castps256_ps128(top), _mm256_extractf128_ps(top, 1));
+  m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+  m = _mm_max_ss(m, _mm_movehdup_ps(m));
+  const float t = _mm_cvtss_f32(m) * (1.0f / 448.0f);
+  uint32_t t_bits;
+  __builtin_memcpy(&t_bits, &t, sizeof(t));
+  const int exponent = static_cast<int>((t_bits - 1u) >> 23) + 1;  // of the scale, biased
+  const __m256 scale = _mm256_castsi256_ps(_mm256_set1_epi32(exponent << 23));
+  const __m256 inverse = _mm256_castsi256_ps(_mm256_set1_epi32((254 - exponent) << 23));
+  __m256i high_sum = _mm256_setzero_si256(), low_sum = _mm256_setzero_si256();
+  __m256 nan = _mm256_setzero_ps();
+  __m256i high[4], low[4];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const __m256 y = _mm256_mul_ps(v[i], inverse);
+    // NaN is the second operand, so that it stays.
+    const __m256 magnitude = _mm256_min_ps(_mm256_set1_ps(448.0f), _mm256_and_ps(y, magnitude_mask));
+    const __m256i bits =
+        _mm256_and_si256(_mm256_max_epu32(_mm256_castps_si256(magnitude), _mm256_set1_epi32(0x3c800000)), _mm256_set1_epi32(0x7f800000));
+    const __m256 anchor = _mm256_castsi256_ps(_mm256_add_epi32(bits, _mm256_set1_epi32(20 << 23)));
+    const __m256 rounded = _mm256_sub_ps(_mm256_add_ps(magnitude, anchor), anchor);
+    const __m256 q = _mm256_or_ps(rounded, _mm256_andnot_ps(magnitude_mask, y));
+    _mm256_storeu_ps(out + i * 8, _mm256_mul_ps(q, scale));
+    const __m256 is_nan = _mm256_cmp_ps(q, q, _CMP_UNORD_Q);
+    nan = _mm256_or_ps(nan, is_nan);
+    const __m256i n = _mm256_cvttps_epi32(_mm256_andnot_ps(is_nan, _mm256_mul_ps(q, _mm256_set1_ps(512.0f))));
+    high[i] = _mm256_srai_epi32(n, 3);
+    low[i] = _mm256_and_si256(n, _mm256_set1_epi32(7));
+    high_sum = _mm256_add_epi32(high_sum, high[i]);
+    low_sum = _mm256_add_epi32(low_sum, low[i]);
+  }
+  if (block == nullptr) return;
+#pragma GCC unroll 2
+  for (int i = 0; i < 2; ++i) {
+    const __m256i h = _mm256_permute4x64_epi64(_mm256_packs_epi32(high[2 * i], high[2 * i + 1]), 0xd8);
+    const __m256i l = _mm256_permute4x64_epi64(_mm256_packs_epi32(low[2 * i], low[2 * i + 1]), 0xd8);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(block->high + i * 16), h);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(block->low + i * 16), l);
+  }
+  const auto sum_of = [](__m256i lanes) {
+    __m128i s = _mm_add_epi32(_mm256_castsi256_si128(lanes), _mm256_extracti128_si256(lanes, 1));
+    s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
+    s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1));
+    return _mm_cvtsi128_si32(s);
+  };
+  const int low_total = sum_of(low_sum);
+  info->high_bias = -12 * sum_of(high_sum);
+  info->low_bias = -12 * low_total;
+  info->has_low = low_total != 0;
+  info->scale = _mm256_movemask_ps(nan) != 0 ? __builtin_nanf("") : _mm256_cvtss_f32(scale) * 0x1p-7f;
+}
 
 void TileFp4IntegerAvx2(const TileTask& task) {
   switch (task.num_m) {

@@ -52,6 +52,8 @@ struct MatMulKernels {
 extern const MatMulKernels kMatMulScalar;
 #if defined(__x86_64__)
 extern const MatMulKernels kMatMulAvx2;
+// Quantises 32 inputs like PreparedActivations::StoreGroup; block and info may be null.
+void QuantizeFp8GroupAvx2(const float* x, float* out, IntegerBlock* block, IntegerBlockInfo* info);
 // FP4 weights with integer inputs: needs task.integers.
 void TileFp4IntegerAvx2(const TileTask& task);
 // Needs task.pairs (f32 excepted, which takes values).
