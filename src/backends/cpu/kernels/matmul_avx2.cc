@@ -428,6 +428,21 @@ void FewIntegerInputs(const TileTask& task) {
   }
 }
 
+// The same for sixteen rows of a panel. Not inlined: it would cost the products their registers.
+__attribute__((noinline)) void AddPanelLowDigits(const uint8_t* panel, const IntegerBlock& block, int32_t bias,
+                                                 __m256i* sums) {
+  __m256i low0 = _mm256_set1_epi32(bias);
+  __m256i low1 = low0;
+  for (int i = 0; i < 16; ++i) {
+    const __m256i x = BroadcastPair(block.low + 2 * i);
+    const auto* w = reinterpret_cast<const __m256i*>(panel + i * 128);
+    low0 = _mm256_add_epi32(low0, _mm256_madd_epi16(_mm256_load_si256(w), x));
+    low1 = _mm256_add_epi32(low1, _mm256_madd_epi16(_mm256_load_si256(w + 1), x));
+  }
+  sums[0] = _mm256_add_epi32(_mm256_slli_epi32(sums[0], 3), low0);
+  sums[1] = _mm256_add_epi32(_mm256_slli_epi32(sums[1], 3), low1);
+}
+
 // kM inputs x 16 rows over one decoded group (panel [16 pairs][32 rows] of words 2 w + 12, rows from `panel` on).
 template <int kM>
 DI_INLINE void IntegerPanelBlock(const uint8_t* panel, const IntegerBlock* const* blocks,
@@ -449,19 +464,12 @@ DI_INLINE void IntegerPanelBlock(const uint8_t* panel, const IntegerBlock* const
 #pragma GCC unroll 8
   for (int m = 0; m < kM; ++m) {
     float unit = infos[m]->scale;
-    if (infos[m]->has_low) {
+    if (__builtin_expect(infos[m]->has_low, 0)) {
       unit *= 0.125f;
-      __m256i low0 = _mm256_set1_epi32(infos[m]->low_bias);
-      __m256i low1 = low0;
-#pragma GCC unroll 1
-      for (int i = 0; i < 16; ++i) {
-        const __m256i x = BroadcastPair(blocks[m]->low + 2 * i);
-        const auto* w = reinterpret_cast<const __m256i*>(panel + i * 128);
-        low0 = _mm256_add_epi32(low0, _mm256_madd_epi16(_mm256_load_si256(w), x));
-        low1 = _mm256_add_epi32(low1, _mm256_madd_epi16(_mm256_load_si256(w + 1), x));
-      }
-      a[m][0] = _mm256_add_epi32(_mm256_slli_epi32(a[m][0], 3), low0);
-      a[m][1] = _mm256_add_epi32(_mm256_slli_epi32(a[m][1], 3), low1);
+      __m256i pair[2] = {a[m][0], a[m][1]};
+      AddPanelLowDigits(panel, *blocks[m], infos[m]->low_bias, pair);
+      a[m][0] = pair[0];
+      a[m][1] = pair[1];
     }
     const __m256 x_scale = _mm256_set1_ps(unit);
     float* sum = out + m * 32;
