@@ -30,34 +30,42 @@ float Normal(uint64_t stream, int64_t index) {
   return (static_cast<float>(sum) / 65536.0f - 2.0f) * 1.7320508f;
 }
 
-float DrawValue(const RequiredTensor& t, uint64_t stream, int64_t index) {
-  const float x = Normal(stream, index);
+// Values are mean + deviation * normal.
+struct Distribution {
+  float mean = 0;
+  float deviation = 1;
+};
+
+Distribution DistributionOf(const RequiredTensor& t) {
+  const float per_input = 1.0f / std::sqrt(static_cast<float>(t.fan_in));
   switch (t.role) {
     case TensorRole::kLinear:
-      return x * t.gain / std::sqrt(static_cast<float>(t.fan_in));
+      return {0, t.gain * per_input};
     case TensorRole::kMixFn:
-      return x / std::sqrt(static_cast<float>(t.fan_in));
+      return {0, per_input};
     case TensorRole::kNorm:
-      return 1.0f + 0.15f * x;
+      return {1.0f, 0.15f};
     case TensorRole::kSmall:
-      return 0.15f * x;
+      return {0, 0.15f};
     case TensorRole::kSink:
-      return 0.5f + 0.7f * x;
+      return {0.5f, 0.7f};
     case TensorRole::kMixScale:
-      return 0.6f + 0.1f * x;
-    case TensorRole::kMixBase: {
-      // [pre (m), post (m), comb (m x m)]: comb leans to the identity.
-      const auto m =
-          static_cast<int64_t>(std::lround(std::sqrt(static_cast<double>(t.dims[0] + 1)))) - 1;
-      const int64_t entry = index - 2 * m;
-      const bool is_diagonal = entry >= 0 && entry % (m + 1) == 0;
-      return 0.5f * x + (is_diagonal ? 1.5f : 0.0f);
-    }
+      return {0.6f, 0.1f};
+    case TensorRole::kMixBase:
+      return {0, 0.5f};
     case TensorRole::kEmbed:
     case TensorRole::kTable:
-      return x;
+      return {0, 1};
   }
-  return x;
+  return {};
+}
+
+// Mixing bases are [pre (m), post (m), comb (m x m)]; the diagonal of comb is raised.
+float MixBaseOffset(int64_t num_entries, int64_t index) {
+  const auto m =
+      static_cast<int64_t>(std::lround(std::sqrt(static_cast<double>(num_entries + 1)))) - 1;
+  const int64_t entry = index - 2 * m;
+  return entry >= 0 && entry % (m + 1) == 0 ? 1.5f : 0.0f;
 }
 
 // Random e4m3 codes 0x30..0x5f (magnitudes 0.5 to 30, root mean square 11) and packed FP4 nibbles
@@ -65,14 +73,10 @@ float DrawValue(const RequiredTensor& t, uint64_t stream, int64_t index) {
 constexpr float kE4M3Rms = 11.2f;
 constexpr float kE2M1Rms = 2.93f;
 
-uint8_t ScaleByte(const RequiredTensor& t, uint64_t stream, int64_t index) {
-  const float deviation =
-      t.role == TensorRole::kTable ? 1.0f : t.gain / std::sqrt(static_cast<float>(t.fan_in));
-  const int exponent =
-      static_cast<int>(std::lround(std::log2(deviation / (t.is_fp4 ? kE2M1Rms : kE4M3Rms))));
-  // One group in four is twice as large, one half as large.
-  const uint64_t r = Mix(stream + static_cast<uint64_t>(index)) & 3u;
-  return static_cast<uint8_t>(127 + exponent + (r == 0 ? 1 : r == 1 ? -1 : 0));
+int ScaleExponent(const RequiredTensor& t) {
+  const float deviation = DistributionOf(t).deviation;
+  return 127 +
+         static_cast<int>(std::lround(std::log2(deviation / (t.is_fp4 ? kE2M1Rms : kE4M3Rms))));
 }
 
 // Calls write(i, byte) with random byte i of the stream for `count` bytes from `begin`; one hash
@@ -102,14 +106,27 @@ void Fill(int64_t begin, std::span<uint8_t> out, Draw draw) {
 
 void FillSeeded(const RequiredTensor& t, uint64_t seed, int64_t begin, std::span<uint8_t> out) {
   const uint64_t stream = StreamOf(t.name, seed);
+  const Distribution d = DistributionOf(t);
   switch (t.dtype) {
-    case DType::kF32:
-      return Fill<float>(begin, out, [&](int64_t i) { return DrawValue(t, stream, i); });
+    case DType::kF32: {
+      const bool is_mix_base = t.role == TensorRole::kMixBase;
+      return Fill<float>(begin, out, [&](int64_t i) {
+        return d.mean + d.deviation * Normal(stream, i) +
+               (is_mix_base ? MixBaseOffset(t.dims[0], i) : 0.0f);
+      });
+    }
     case DType::kBf16:
-      return Fill<uint16_t>(
-          begin, out, [&](int64_t i) { return FloatToBf16(DrawValue(t, stream, i)); });
-    case DType::kF8E8M0:
-      return Fill<uint8_t>(begin, out, [&](int64_t i) { return ScaleByte(t, stream, i); });
+      return Fill<uint16_t>(begin, out, [&](int64_t i) {
+        return FloatToBf16(d.mean + d.deviation * Normal(stream, i));
+      });
+    case DType::kF8E8M0: {
+      const int exponent = ScaleExponent(t);
+      // One group in four is twice as large, one half as large.
+      return Fill<uint8_t>(begin, out, [&](int64_t i) {
+        const uint64_t r = Mix(stream + static_cast<uint64_t>(i)) & 3u;
+        return static_cast<uint8_t>(exponent + (r == 0 ? 1 : r == 1 ? -1 : 0));
+      });
+    }
     case DType::kF8E4M3:
       return ForRandomBytes(
           stream, begin, static_cast<int64_t>(out.size()), [&](int64_t i, uint32_t r) {
