@@ -24,6 +24,7 @@ constexpr int kMaxVocab = 1 << 24;
 constexpr int kMaxWidth = 1 << 20;
 constexpr int kMaxHeads = 1 << 12;
 constexpr int kMaxExperts = 1 << 14;
+constexpr size_t kMaxEngramTables = 16;
 
 std::string Show(const Json& value) {
   return Escape(DumpJson(value), 80);
@@ -362,7 +363,8 @@ void ReadHyperConnections(Section& t, ModelConfig* c) {
 void ReadEngram(Section& t, ModelConfig* c) {
   if (t.Has("engram_layer_ids")) {
     // Kept in the order of the file: it decides which primes a table gets.
-    t.IntList("engram_layer_ids", 0, c->num_hidden_layers - 1, 64, &c->engram_layer_ids);
+    t.IntList(
+        "engram_layer_ids", 0, c->num_hidden_layers - 1, kMaxEngramTables, &c->engram_layer_ids);
   }
   if (c->engram_layer_ids.empty()) return;
   t.IntList("engram_num_embeddings",
