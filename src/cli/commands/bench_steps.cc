@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// bench steps: the speed of prefill and decode at exact (batch, prompt length) points, with the time of every stage and,
+// for decode, the rate at which its weights were read, beside a sweep of plain reads in the same run.
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include <fmt/format.h>
+
+#include "cli/commands.h"
+#include "cli/commands/model_session.h"
+#include "core/clock.h"
+#include "core/file.h"
+#include "core/json.h"
+#include "core/progress.h"
+#include "core/read_sweep.h"
+#include "model/inventory.h"
+#include "model/sequence.h"
+#include "model/stage_clock.h"
+
+namespace deepinfer::cli {
+
+namespace {
+
+using model::Stage;
+
+double Quantile(std::vector<double> values, double q) {
+  if (values.empty()) return 0;
+  std::sort(values.begin(), values.end());
+  const double at = q * static_cast<double>(values.size() - 1);
+  const size_t low = static_cast<size_t>(at);
+  const size_t high = std::min(low + 1, values.size() - 1);
+  return values[low] + (values[high] - values[low]) * (at - static_cast<double>(low));
+}
+
+Json Spread(const std::vector<double>& values) {
+  return Json{{"median", Quantile(values, 0.5)}, {"p10", Quantile(values, 0.1)}, {"p90", Quantile(values, 0.9)}};
+}
+
+// The stage that reads a tensor, from its name; kInput for those that a step reads row by row or not at all.
+Stage StageOfTensor(const std::string& name) {
+  const auto has = [&](std::string_view part) { return name.find(part) != std::string::npos; };
+  if (has("engram.embed")) return Stage::kInput;
+  if (has(".engram.")) return Stage::kEngram;
+  if (has(".hc_") || has("_norm.weight")) return Stage::kHyperConnections;
+  if (has("indexer.wq_b") || has("weights_proj")) return Stage::kSelect;
+  if (has("compressor") || has("indexer")) return Stage::kCompressor;
+  if (has("attn.wq") || has("attn.wkv")) return Stage::kProjections;
+  if (has("attn.wo")) return Stage::kOutput;
+  if (has("ffn.gate")) return Stage::kRouter;
+  if (has(".experts.") || has("shared_experts")) return Stage::kExperts;
+  if (name.starts_with("head.")) return Stage::kHead;
+  return Stage::kInput;
+}
+
+// Weight bytes that one decoded token reads, per (layer, stage); layer = num_layers outside the layers.
+std::map<std::pair<int, Stage>, double> BytesPerToken(const model::ModelConfig& config) {
+  std::map<std::pair<int, Stage>, double> bytes;
+  model::ForEachRequiredTensor(config, false, [&](const model::RequiredTensor& tensor) {
+    if (tensor.name.starts_with("mtp.") || tensor.name.starts_with("vision") || tensor.name.starts_with("embed.")) return true;
+    int layer = config.num_hidden_layers;
+    if (tensor.name.starts_with("layers.")) layer = std::atoi(tensor.name.c_str() + 7);
+    double share = 1;
+    if (tensor.name.find("ffn.experts.") != std::string::npos) {
+      share = static_cast<double>(config.num_experts_per_tok) / config.n_routed_experts;
+    }
+    bytes[{layer, StageOfTensor(tensor.name)}] += share * static_cast<double>(tensor.num_bytes());
+    return true;
+  });
+  return bytes;
+}
+
+// What a layer is for, for reading the per-layer table.
+std::string LayerKind(const model::ModelConfig& config, int layer) {
+  std::string kind;
+  const auto add = [&](std::string_view what) { kind += (kind.empty() ? "" : ", ") + std::string(what); };
+  if (config.engram_index(layer) >= 0) add("engram");
+  const int ratio = config.compress_ratios[static_cast<size_t>(layer)];
+  if (ratio == 0) {
+    add("window");
+  } else {
+    if (config.is_kv_source(layer)) add(fmt::format("kv source r={}", ratio));
+    else if (config.is_index_source(layer)) add("re-index");
+    else add("reuse");
+    if (layer == config.candidate_source_layer_id) add("candidates");
+  }
+  return kind;
+}
+
+// A fixed pseudo-random token stream: the same for every run and machine.
+class TokenStream {
+ public:
+  TokenStream(int64_t seed, int vocab_size) : state_(static_cast<uint64_t>(seed) * 2 + 1), vocab_size_(vocab_size) {}
+  int32_t Next() {
+    state_ = state_ * 6364136223846793005u + 1442695040888963407u;
+    return static_cast<int32_t>((state_ >> 33) % static_cast<uint64_t>(vocab_size_));
+  }
+
+ private:
+  uint64_t state_;
+  int vocab_size_;
+};
+
+struct Measurement {
+  std::vector<double> prefill_tokens_per_s;
+  std::vector<double> step_s;  // one decode step of the whole batch
+  std::vector<double> sweep_bytes_per_s;
+};
+
+Status Measure(const BenchConfig& bench, int64_t seed, engine::Engine& engine, ReadSweep& sweep, model::StageClock& prefill_clock,
+               model::StageClock& decode_clock, Progress& progress, Measurement& out) {
+  model::Model& model = engine.model();
+  const Clock& clock = Clock::Steady();
+  TokenStream tokens(seed, std::min(engine.tokenizer().vocab_size(), model.config().vocab_size));
+  const size_t batch = static_cast<size_t>(bench.batch);
+  const int64_t warm_up = 1;
+  for (int64_t repeat = -warm_up; repeat < bench.repeats; ++repeat) {
+    const bool is_measured = repeat >= 0;
+    std::vector<std::unique_ptr<model::Sequence>> sequences(batch);
+    std::vector<std::vector<int32_t>> prompts(batch);
+    std::vector<model::SequenceChunk> chunks(batch);
+    for (size_t i = 0; i < batch; ++i) {
+      DI_ASSIGN_OR_RETURN(sequences[i], model.NewSequence());
+      for (int64_t t = 0; t < bench.input_tokens; ++t) prompts[i].push_back(tokens.Next());
+      chunks[i].sequence = sequences[i].get();
+      chunks[i].ids = prompts[i];
+    }
+    model.SetStageClock(is_measured ? &prefill_clock : nullptr);
+    double start = clock.NowSeconds();
+    DI_RETURN_IF_ERROR(model.Forward(chunks).status());
+    if (is_measured) {
+      out.prefill_tokens_per_s.push_back(static_cast<double>(bench.input_tokens * bench.batch) / (clock.NowSeconds() - start));
+    }
+
+    model.SetStageClock(is_measured ? &decode_clock : nullptr);
+    std::vector<int32_t> next(batch);
+    const int64_t steps = is_measured ? bench.output_tokens : std::min<int64_t>(bench.output_tokens, 8);
+    for (int64_t step = 0; step < steps; ++step) {
+      for (size_t i = 0; i < batch; ++i) {
+        next[i] = tokens.Next();
+        chunks[i].ids = std::span(next).subspan(i, 1);
+      }
+      start = clock.NowSeconds();
+      DI_RETURN_IF_ERROR(model.Forward(chunks).status());
+      if (is_measured) out.step_s.push_back(clock.NowSeconds() - start);
+    }
+    model.SetStageClock(nullptr);
+    if (is_measured && sweep.is_ready()) out.sweep_bytes_per_s.push_back(sweep.Pass());
+    progress.Update(repeat + warm_up + 1, bench.repeats + warm_up);
+  }
+  return Status::Ok();
+}
+
+Status RunSteps(Invocation& invocation) {
+  const Config& config = invocation.config;
+  const BenchConfig& bench = config.bench;
+  DI_ASSIGN_OR_RETURN(const auto engine, LoadEngineFor(invocation, false));
+  const model::ModelConfig& shape = engine->config();
+  const int64_t needed = bench.input_tokens + bench.output_tokens;
+  if (needed > engine->model().max_model_len()) {
+    return InvalidArgument(fmt::format("--input-tokens plus --output-tokens is {} but the context holds {}; lower them", needed,
+                                       engine->model().max_model_len()));
+  }
+  const int layers = shape.num_hidden_layers;
+  model::StageClock prefill_clock(layers), decode_clock(layers);
+  Measurement m;
+  ThreadPool sweep_pool(static_cast<int>(config.model.threads));
+  ReadSweep sweep(sweep_pool);
+  {
+    Progress progress("bench steps", {.quiet = config.log.quiet, .unit = ProgressUnit::kItems, .clock = nullptr, .write_line = {}});
+    DI_RETURN_IF_ERROR(Measure(bench, config.sampling.seed.value_or(0), *engine, sweep, prefill_clock, decode_clock, progress, m));
+  }
+
+  const auto bytes = BytesPerToken(shape);
+  double all_bytes = 0;
+  for (const auto& [key, value] : bytes) {
+    if (key.second != Stage::kInput) all_bytes += value;
+  }
+  const double steps = static_cast<double>(m.step_s.size());
+  const double prefills = static_cast<double>(m.prefill_tokens_per_s.size());
+  const double step_s = Quantile(m.step_s, 0.5);
+  std::vector<double> decode_rates;
+  for (const double s : m.step_s) decode_rates.push_back(static_cast<double>(bench.batch) / s);
+  const double sweep_rate = Quantile(m.sweep_bytes_per_s, 0.5);
+  // Exact for one sequence; several may share experts, so their traffic is not derived.
+  const bool has_bytes = bench.batch == 1;
+
+  Json stages = Json::array();
+  for (int s = 0; s < model::kNumStages; ++s) {
+    const Stage stage = static_cast<Stage>(s);
+    double prefill_ns = 0, decode_ns = 0, stage_bytes = 0;
+    for (int layer = 0; layer <= layers; ++layer) {
+      prefill_ns += static_cast<double>(prefill_clock.nanoseconds(layer, stage));
+      decode_ns += static_cast<double>(decode_clock.nanoseconds(layer, stage));
+      if (const auto it = bytes.find({layer, stage}); it != bytes.end() && stage != Stage::kInput) stage_bytes += it->second;
+    }
+    if (prefill_ns == 0 && decode_ns == 0) continue;
+    Json row = {{"stage", model::StageName(stage)},
+                {"prefill_ms", prefill_ns / prefills * 1e-6},
+                {"decode_ms", decode_ns / steps * 1e-6}};
+    if (has_bytes) row["decode_gb_per_s"] = decode_ns > 0 ? stage_bytes / (decode_ns / steps) : 0.0;
+    stages.push_back(std::move(row));
+  }
+  Json per_layer = Json::array();
+  for (int layer = 0; layer < layers; ++layer) {
+    double prefill_ns = 0, decode_ns = 0;
+    for (int s = 0; s < model::kNumStages; ++s) {
+      prefill_ns += static_cast<double>(prefill_clock.nanoseconds(layer, static_cast<Stage>(s)));
+      decode_ns += static_cast<double>(decode_clock.nanoseconds(layer, static_cast<Stage>(s)));
+    }
+    per_layer.push_back({{"layer", layer},
+                         {"kind", LayerKind(shape, layer)},
+                         {"prefill_ms", prefill_ns / prefills * 1e-6},
+                         {"decode_ms", decode_ns / steps * 1e-6}});
+  }
+  Json report = {{"bench", "steps"},
+                 {"model", config.model.model},
+                 {"numerics", config.model.numerics},
+                 {"threads", sweep_pool.num_threads()},
+                 {"batch", bench.batch},
+                 {"context", bench.input_tokens},
+                 {"output_tokens", bench.output_tokens},
+                 {"reps", bench.repeats},
+                 {"load_s", engine->load_s()},
+                 {"prefill_tokens_per_s", Spread(m.prefill_tokens_per_s)},
+                 {"decode_tokens_per_s", Spread(decode_rates)},
+                 {"step_ms", Quantile(m.step_s, 0.5) * 1e3},
+                 {"read_sweep_gb_per_s", sweep_rate * 1e-9}};
+  if (has_bytes) {
+    report["decode_weight_bytes"] = all_bytes;
+    report["decode_gb_per_s"] = all_bytes / step_s * 1e-9;
+    report["ratio_read"] = sweep_rate > 0 ? all_bytes / step_s / sweep_rate : 0.0;
+  }
+  report["stages"] = stages;
+  report["layers"] = per_layer;
+  if (!config.output.out.empty()) DI_RETURN_IF_ERROR(WriteFileAtomically(config.output.out, DumpJson(report) + "\n"));
+  if (config.output.json) {
+    invocation.out.Line(DumpJson(report));
+    return invocation.out.Check();
+  }
+
+  const auto line = [&](const std::string& text) { invocation.out.Line(text); };
+  line(fmt::format("{}: batch {}, {} prompt tokens, {} decode steps, {} repeats, {} threads, loaded in {:.2f} s", config.model.model,
+                   bench.batch, bench.input_tokens, bench.output_tokens, bench.repeats, sweep_pool.num_threads(), engine->load_s()));
+  line(fmt::format("prefill {:10.1f} tokens/s   (p10 {:.1f}, p90 {:.1f})", Quantile(m.prefill_tokens_per_s, 0.5),
+                   Quantile(m.prefill_tokens_per_s, 0.1), Quantile(m.prefill_tokens_per_s, 0.9)));
+  line(fmt::format("decode  {:10.1f} tokens/s   (p10 {:.1f}, p90 {:.1f})", Quantile(decode_rates, 0.5), Quantile(decode_rates, 0.1),
+                   Quantile(decode_rates, 0.9)));
+  if (has_bytes) {
+    line(fmt::format("weights {:10.2f} GB/s of {:.2f} GB/s in the read sweep", all_bytes / step_s * 1e-9, sweep_rate * 1e-9));
+  }
+  line("");
+  line(fmt::format("{:<20} {:>12} {:>12} {:>12}", "stage", "prefill ms", "decode ms", has_bytes ? "decode GB/s" : ""));
+  for (const Json& row : stages) {
+    line(fmt::format("{:<20} {:>12.3f} {:>12.4f} {:>12}", row["stage"].get<std::string>(), row["prefill_ms"].get<double>(),
+                     row["decode_ms"].get<double>(),
+                     has_bytes ? fmt::format("{:.2f}", row["decode_gb_per_s"].get<double>()) : std::string()));
+  }
+  line("");
+  line(fmt::format("{:<6} {:<32} {:>12} {:>12}", "layer", "kind", "prefill ms", "decode ms"));
+  for (const Json& row : per_layer) {
+    line(fmt::format("{:<6} {:<32} {:>12.3f} {:>12.4f}", row["layer"].get<int>(), row["kind"].get<std::string>(),
+                     row["prefill_ms"].get<double>(), row["decode_ms"].get<double>()));
+  }
+  return invocation.out.Check();
+}
+
+}  // namespace
+
+Command BenchStepsCommand() {
+  Command command;
+  command.name = "bench steps";
+  command.summary = "speed of prefill and decode steps, with the time of every stage";
+  command.run = RunSteps;
+  command.details =
+      "Runs random tokens through the model: --input-tokens of prompt, then --output-tokens single steps, for --batch\n"
+      "sequences together. With --load-format dummy no weights are read from disk.";
+  return command;
+}
+
+}  // namespace deepinfer::cli
