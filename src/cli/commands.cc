@@ -9,11 +9,17 @@ std::span<const Command> Commands() {
   static const std::vector<Command> commands = {
       GenerateCommand(),
       ChatCommand(),
+      InspectCommand(),
       DoctorCommand(),
+      EvalNllCommand(),
+      EvalGreedyCommand(),
+      BenchStepsCommand(),
       DebugTokenizeCommand(),
       DebugDetokenizeCommand(),
       DebugRenderCommand(),
       DebugParseStreamCommand(),
+      DebugLogitsCommand(),
+      DebugDraftCommand(),
       CompletionCommand(),
   };
   return commands;

@@ -13,13 +13,19 @@ namespace deepinfer::cli {
 // In the order of --help.
 std::span<const Command> Commands();
 
+Command BenchStepsCommand();
 Command ChatCommand();
 Command CompletionCommand();
 Command DebugDetokenizeCommand();
+Command DebugDraftCommand();
+Command DebugLogitsCommand();
 Command DebugParseStreamCommand();
 Command DebugRenderCommand();
 Command DebugTokenizeCommand();
 Command DoctorCommand();
+Command EvalGreedyCommand();
+Command EvalNllCommand();
 Command GenerateCommand();
+Command InspectCommand();
 
 }  // namespace deepinfer::cli

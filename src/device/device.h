@@ -198,7 +198,7 @@ class Device {
   // out[t, c*width ..] = table[ids[t, c]], c in 0..columns-1; rounded to bf16 (exact for stored formats in range).
   virtual void GatherRows(const Arithmetic& a, const Table& table, const int32_t* ids, int64_t rows, int columns, int64_t width,
                           Act out) = 0;
-  // out[i] = in[rows[i]]
+  // out[i] = in[rows[i]], i ascending; in place is allowed when rows are ascending.
   virtual void CopyRows(Act in, const int32_t* rows, int64_t num_rows, int64_t width, Act out) = 0;
   virtual void CopyFloatRows(const float* in, const int32_t* rows, int64_t num_rows, int64_t width, float* out) = 0;
   // Engram gate (model.md 5.3): kv [T, (M+1)*H] = M keys, then the value; qk [M, H] = q_weight * k_weight.

@@ -61,6 +61,8 @@ Status Model::Impl::BeginStep(std::span<const Piece> pieces, bool is_draft) {
     r.start = static_cast<int32_t>(sequence.length());
     r.state = sequence.state_.as<uint8_t>();
     r.block_table = sequence.block_table_.as<int32_t>();
+    // The producer half sees whole windows; draft keys exist only for rows that ran through the consumer half.
+    if (is_draft) r.window_floor = static_cast<int32_t>(sequence.window_floor_);
     host_sequences.push_back(r);
     for (int32_t i = 0; i < r.num_rows; ++i) {
       const bool is_image = !piece.is_image.empty() && piece.is_image[static_cast<size_t>(i)] != 0;
@@ -297,9 +299,16 @@ void Model::Impl::RunAttention(const LayerWeights& w, int layer, bool is_draft, 
     tracer.Act(name + "query", q, {t, c.num_attention_heads, d});
     tracer.Act(name + "window_key", keys, {t, d});
   }
+  Mark(layer, Stage::kProjections);
   if (is_key_source || is_index_source) device->Prepare(arithmetic, x, t, h, InputKind::kPlain, *plain);
-  if (is_key_source) RunCompressor(w, layer, tracer);
-  if (is_index_source) RunSelect(w, layer, tracer);
+  if (is_key_source) {
+    RunCompressor(w, layer, tracer);
+    Mark(layer, Stage::kCompressor);
+  }
+  if (is_index_source) {
+    RunSelect(w, layer, tracer);
+    Mark(layer, Stage::kSelect);
+  }
 
   device::AttentionArgs args;
   args.heads = c.num_attention_heads;
@@ -326,6 +335,7 @@ void Model::Impl::RunAttention(const LayerWeights& w, int layer, bool is_draft, 
     }
   }
   device->Attention(arithmetic, step, args);
+  Mark(layer, Stage::kAttention);
   if (tracer.is_on() && args.trace_unrotated)
     tracer.Act(name + "out_before_projection", args.trace_unrotated, {t, c.num_attention_heads, d});
   device->Prepare(arithmetic, out, t, c.num_attention_heads * d, InputKind::kPlain, *attended);
@@ -333,6 +343,7 @@ void Model::Impl::RunAttention(const LayerWeights& w, int layer, bool is_draft, 
   device->Prepare(arithmetic, low_act, t, c.o_groups * c.o_lora_rank, InputKind::kQuantized, *low);
   device->MatMul(arithmetic, *w.o_b, *low, ActOf(ws.y, h));
   if (!is_draft) device->StoreWindow(step, args.ring, c.head_dim, keys);
+  Mark(layer, Stage::kOutput);
 }
 
 // ---- layers ---------------------------------------------------------------------------------------------------------------
@@ -358,6 +369,7 @@ void Model::Impl::RunMoe(const LayerWeights& w, int layer, bool is_draft, Tracer
   router.weights = ws.expert_weights.as<float>();
   router.biased_scores = ws.biased.as<float>();
   device->Route(router, t);
+  Mark(layer, Stage::kRouter);
   if (tracer.is_on()) {
     const std::string name = fmt::format("layers.{}.router.", layer);
     tracer.Ints(name + "experts", router.experts, {t, k});
@@ -374,6 +386,7 @@ void Model::Impl::RunMoe(const LayerWeights& w, int layer, bool is_draft, Tracer
   experts.swiglu_limit = config.swiglu_limit;
   experts.out = y;
   device->Experts(arithmetic, experts, t);
+  Mark(layer, Stage::kExperts);
 }
 
 const float* Model::Impl::RunLayer(const LayerWeights& w, int layer, bool is_draft, const float* pre, Tracer& tracer) {
@@ -395,6 +408,7 @@ const float* Model::Impl::RunLayer(const LayerWeights& w, int layer, bool is_dra
   trace_mix("hc_attn", attn_pre);
   device->CollapseNorm(arithmetic, trunk, pre, t, config.hc_mult, h, w.attn_norm.as<float>(), config.rms_norm_eps, Act(), x);
   if (tracer.is_on()) tracer.Act(name + "attn.input", x, {t, h});
+  Mark(layer, Stage::kHyperConnections);
   RunAttention(w, layer, is_draft, tracer);
   if (tracer.is_on()) tracer.Act(name + "attn.output", y, {t, h});
   device->Expand(arithmetic, y, post, comb, t, config.hc_mult, h, trunk);
@@ -404,17 +418,76 @@ const float* Model::Impl::RunLayer(const LayerWeights& w, int layer, bool is_dra
   trace_mix("hc_ffn", ffn_pre);
   device->CollapseNorm(arithmetic, trunk, attn_pre, t, config.hc_mult, h, w.ffn_norm.as<float>(), config.rms_norm_eps, Act(), x);
   if (tracer.is_on()) tracer.Act(name + "ffn.input", x, {t, h});
+  Mark(layer, Stage::kHyperConnections);
   RunMoe(w, layer, is_draft, tracer);
   if (tracer.is_on()) tracer.Act(name + "ffn.output", y, {t, h});
   device->Expand(arithmetic, y, post, comb, t, config.hc_mult, h, trunk);
   if (tracer.is_on()) tracer.Act(name + "output", trunk, {t, m, h});
+  Mark(layer, Stage::kHyperConnections);
   return ffn_pre;
 }
 
+void Model::Impl::EnterConsumerHalf(std::span<const Piece> pieces, int next_tap, float* pre, Tracer& tracer) {
+  const int64_t h = config.hidden_size, m = config.hc_mult, t = step.num_rows;
+  const int layer = config.first_consumer_layer();
+  const Act trunk = ActOf(ws.trunk, m * h);
+  std::vector<int32_t>& kept = host_head_rows;
+  kept.clear();
+  std::vector<device::SequenceRows> sequences = host_sequences;
+  for (size_t s = 0; s < pieces.size(); ++s) {
+    device::SequenceRows& r = sequences[s];
+    r.window_floor = static_cast<int32_t>(pieces[s].sequence->window_floor_);
+    if (options.decoder_replay != DecoderReplay::kCompact) continue;
+    int32_t dropped = std::clamp(r.window_floor - r.start, 0, r.num_rows);
+    // A row whose logits are wanted stays, whatever its position.
+    if (dropped == r.num_rows && pieces[s].logits_begin >= 0) --dropped;
+    for (int32_t i = dropped; i < r.num_rows; ++i) kept.push_back(r.row_begin + i);
+    r.row_begin = static_cast<int32_t>(kept.size()) - (r.num_rows - dropped);
+    r.start += dropped;
+    r.num_rows -= dropped;
+  }
+  const int64_t n = static_cast<int64_t>(kept.size());
+  if (options.decoder_replay == DecoderReplay::kCompact && n < t) {
+    // The layer's compressed keys come from all rows.
+    const LayerWeights& w = weights.layers[static_cast<size_t>(layer)];
+    const Act x = ActOf(ws.x, h);
+    device->CollapseNorm(arithmetic, trunk, pre, t, config.hc_mult, h, w.attn_norm.as<float>(), config.rms_norm_eps, Act(), x);
+    device->Prepare(arithmetic, x, t, h, InputKind::kPlain, *plain);
+    RunCompressor(w, layer, tracer);
+    step_keys_done = true;
+
+    device->Upload(ws.head_rows.data(), kept.data(), Bytes32(n));
+    const int32_t* rows = ws.head_rows.as<int32_t>();
+    device->CopyRows(trunk, rows, n, m * h, trunk);
+    device->CopyFloatRows(pre, rows, n, m, pre);
+    device->CopyFloatRows(ws.rope_plain.as<float>(), rows, n, config.qk_rope_head_dim, ws.rope_plain.as<float>());
+    device->CopyFloatRows(ws.rope_yarn.as<float>(), rows, n, config.qk_rope_head_dim, ws.rope_yarn.as<float>());
+    if (next_tap > 0) {
+      const int64_t width = static_cast<int64_t>(config.dspark_target_layer_ids.size()) * h;
+      device->CopyRows(ActOf(ws.taps, width), rows, n, width, ActOf(ws.taps, width));
+    }
+    for (int64_t i = 0; i < n; ++i) {
+      const size_t from = static_cast<size_t>(kept[static_cast<size_t>(i)]), to = static_cast<size_t>(i);
+      host_positions[to] = host_positions[from];
+      host_row_sequence[to] = host_row_sequence[from];
+      host_is_image[to] = host_is_image[from];
+    }
+    device->Upload(ws.positions.data(), host_positions.data(), Bytes32(n));
+    device->Upload(ws.row_sequence.data(), host_row_sequence.data(), Bytes32(n));
+    if (step_has_images) device->Upload(ws.is_image.data(), host_is_image.data(), n);
+    step.num_rows = static_cast<int32_t>(n);
+  }
+  host_sequences = sequences;
+  device->Upload(ws.sequence_rows.data(), host_sequences.data(),
+                 static_cast<int64_t>(host_sequences.size() * sizeof(device::SequenceRows)));
+}
+
 Status Model::Impl::RunStep(std::span<const Piece> pieces, TraceSink* sink) {
+  if (stage_clock != nullptr) stage_clock->Begin();
   DI_RETURN_IF_ERROR(BeginStep(pieces, false));
   Tracer tracer(sink, *device);
-  const int64_t t = step.num_rows, h = config.hidden_size, m = config.hc_mult;
+  int64_t t = step.num_rows;
+  const int64_t h = config.hidden_size, m = config.hc_mult;
   const Act trunk = ActOf(ws.trunk, m * h);
   const int columns = config.engram_num_columns();
   if (hasher.has_value()) {
@@ -425,9 +498,12 @@ Status Model::Impl::RunStep(std::span<const Piece> pieces, TraceSink* sink) {
   device->Embed(arithmetic, *weights.embed, ws.ids.as<int32_t>(), step_has_images ? ws.image_row.as<int32_t>() : nullptr,
                 image_embeds.as<float>(), t, config.hc_mult, h, trunk);
   if (tracer.is_on()) tracer.Act("embedding", trunk, {t, h});
+  Mark(config.num_hidden_layers, Stage::kInput);
 
   const float* pre = ws.one_hot.as<float>();
   int next_tap = 0;
+  step_keys_done = false;
+  const int replay_layer = options.decoder_replay != DecoderReplay::kOff ? config.first_consumer_layer() : -1;
   for (int layer = 0; layer < config.num_hidden_layers; ++layer) {
     const LayerWeights& w = weights.layers[static_cast<size_t>(layer)];
     if (const int e = config.engram_index(layer); e >= 0) {
@@ -443,6 +519,13 @@ Status Model::Impl::RunStep(std::span<const Piece> pieces, TraceSink* sink) {
         tracer.Floats(fmt::format("layers.{}.engram.gate", layer), ws.gate.as<float>(), {t, m});
         tracer.Act(fmt::format("layers.{}.engram.output", layer), trunk, {t, m, h});
       }
+      Mark(layer, Stage::kEngram);
+    }
+    if (layer == replay_layer) {
+      // `pre` is the ffn buffer of the layer before, or the constant one in front of layer 0 (no producer half).
+      if (layer > 0) EnterConsumerHalf(pieces, next_tap, ws.pre[1].as<float>(), tracer);
+      t = step.num_rows;
+      if (t == 0) return Status::Ok();
     }
     if (has_draft && next_tap < static_cast<int>(config.dspark_target_layer_ids.size()) &&
         config.dspark_target_layer_ids[static_cast<size_t>(next_tap)] == layer) {
@@ -452,7 +535,10 @@ Status Model::Impl::RunStep(std::span<const Piece> pieces, TraceSink* sink) {
     }
     pre = RunLayer(w, layer, false, pre, tracer);
   }
-  if (has_draft) StoreDraftTail(tracer);
+  if (has_draft) {
+    StoreDraftTail(tracer);
+    Mark(config.num_hidden_layers, Stage::kDraftContext);
+  }
 
   // Head, for the rows asked for.
   std::vector<int32_t>& rows = host_head_rows;
@@ -489,6 +575,7 @@ Status Model::Impl::RunStep(std::span<const Piece> pieces, TraceSink* sink) {
   }
   device->Prepare(arithmetic, x, n, h, InputKind::kPlain, *plain);
   device->MatMulFloat(*weights.head, *plain, logits.as<float>() + first_logits * config.vocab_size, config.vocab_size);
+  Mark(config.num_hidden_layers, Stage::kHead);
   return Status::Ok();
 }
 
@@ -510,6 +597,11 @@ Result<std::span<const float>> Model::Forward(std::span<const SequenceChunk> chu
     if (length > impl.max_model_len)
       return ResourceExhausted(fmt::format("{} tokens do not fit into the context of {}; shorten the prompt or raise max_model_len",
                                            length, impl.max_model_len));
+    if (chunk.all_logits && !chunk.no_logits && impl.options.decoder_replay == DecoderReplay::kCompact) {
+      const int64_t start = chunk.sequence->length(), known = std::max(chunk.known_length, static_cast<int64_t>(chunk.ids.size()));
+      if (start < (start > 0 ? chunk.sequence->window_floor_ : known - impl.replay_keep))
+        return InvalidArgument("logits of all prompt positions need decoder replay off or mask");
+    }
     if (!chunk.no_logits) num_logits += chunk.all_logits ? static_cast<int64_t>(chunk.ids.size()) : 1;
   }
   for (size_t i = 0; i < chunks.size(); ++i) {
@@ -520,6 +612,13 @@ Result<std::span<const float>> Model::Forward(std::span<const SequenceChunk> chu
     return ResourceExhausted(fmt::format("the cache of {} blocks is full; {} are free", impl.pool->num_blocks(), impl.pool->num_free()));
   }
   DI_RETURN_IF_ERROR(impl.EnsureLogits(num_logits));
+  if (impl.options.decoder_replay != DecoderReplay::kOff) {
+    for (const SequenceChunk& chunk : chunks) {
+      if (chunk.sequence->length() > 0) continue;
+      const int64_t known = std::max(chunk.known_length, static_cast<int64_t>(chunk.ids.size()));
+      chunk.sequence->window_floor_ = std::max<int64_t>(0, known - impl.replay_keep);
+    }
+  }
 
   // Steps of at most max_step_rows rows; a chunk may spread over several.
   std::vector<Piece>& pieces = impl.step_pieces;

@@ -57,6 +57,16 @@ Status Model::Impl::Init() {
   DI_ASSIGN_OR_RETURN(weights, ModelWeights::Load(*checkpoint, config, *device, has_draft, options.progress));
 
   const int max_backtracking = std::max(6, config.dspark_block_size + 1);
+  if (options.decoder_replay != DecoderReplay::kOff) {
+    const int64_t least = config.sliding_window + max_backtracking;
+    replay_keep = options.replay_keep_tokens > 0 ? options.replay_keep_tokens : least + 6;
+    if (replay_keep < least)
+      return InvalidArgument(fmt::format("decoder replay keeps {} tokens but needs at least {} (window + backtracking)", replay_keep, least),
+                             "replay_keep_tokens");
+    const int border = config.first_consumer_layer();
+    for (const int layer : config.engram_layer_ids)
+      if (layer >= border) return InvalidArgument(fmt::format("decoder replay is impossible: Engram layer {} lies in the consumer half", layer));
+  }
   layout = CacheLayout::Make(config, options.numerics, options.use_fp4_sparse_kv && config.use_fp4_sparse_kv, max_backtracking);
   int64_t num_blocks = (options.cache_tokens + kBlockTokens - 1) / kBlockTokens;
   const bool grows = options.cache_tokens <= 0;
@@ -194,5 +204,7 @@ Result<std::unique_ptr<Sequence>> Model::NewSequence() {
   DI_ASSIGN_OR_RETURN(sequence->state_, impl.device->Allocate(impl.layout.state_bytes));
   return sequence;
 }
+
+void Model::SetStageClock(StageClock* clock) { impl_->stage_clock = clock; }
 
 }  // namespace deepinfer::model

@@ -24,6 +24,11 @@ class Device;
 
 namespace deepinfer::model {
 
+// Decoder replay (model.md 10): for prompt tokens other than the last ones the consumer half (layers from the first ratio 1
+// on) only has to project its compressed keys. kCompact drops those rows there; kMask computes them and hides their window
+// keys (same numbers on the rows that count, for tests); kOff computes everything.
+enum class DecoderReplay { kOff, kMask, kCompact };
+
 struct LoadOptions {
   Numerics numerics = Numerics::kRelease;
   bool with_draft = true;
@@ -31,6 +36,8 @@ struct LoadOptions {
   // Tokens the paged cache can hold over all sequences; 0 = grows on demand up to max_model_len per sequence.
   int64_t cache_tokens = 0;
   bool use_fp4_sparse_kv = true;     // false: MXFP8 compressed KV
+  DecoderReplay decoder_replay = DecoderReplay::kOff;
+  int64_t replay_keep_tokens = 0;    // prompt tokens that run through all layers; 0 = W + max_backtracking + 6
   int64_t max_step_rows = 0;         // rows of one internal step (longer chunks are split); 0 = the built-in choice
   std::vector<int32_t> compressed_vocab;  // Engram token map, from text::Tokenizer::BuildCompressedVocab().map
   // (bytes done, bytes total); called from the loading thread.
@@ -45,7 +52,8 @@ struct TraceSink {
   std::function<bool(const std::string& name, std::span<const int64_t> shape, float* data)> inject;
 };
 
-class Sequence;  // model/sequence.h
+class Sequence;    // model/sequence.h
+class StageClock;  // model/stage_clock.h
 
 // One sequence's share of a step: `ids` are appended at the sequence's current length.
 struct SequenceChunk {
@@ -53,6 +61,9 @@ struct SequenceChunk {
   std::span<const int32_t> ids;
   bool all_logits = false;  // logits of every row, else of the last row only
   bool no_logits = false;   // none (a chunk in the middle of a prompt)
+  // Decoder replay: length of the whole known token sequence, of which `ids` is a part. 0 = it ends with these ids. Read at
+  // the first chunk of a sequence only.
+  int64_t known_length = 0;
   // Image rows (optional): is_image[i] != 0 replaces the embedding of row i by image_embeds + i * hidden_size.
   std::span<const uint8_t> is_image;
   const float* image_embeds = nullptr;
@@ -86,6 +97,9 @@ class Model {
   Result<DraftResult> Draft(Sequence& sequence, int32_t next_token, bool want_logits = false);
   Result<DraftResult> DraftFromTaps(std::span<const float> taps, int64_t num_positions, int32_t next_token, bool want_logits,
                                     TraceSink* trace = nullptr);
+
+  // Measures the stages of the steps from here on; null ends it. The clock must outlive its use.
+  void SetStageClock(StageClock* clock);
 
  private:
   Model();

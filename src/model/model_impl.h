@@ -14,6 +14,7 @@
 #include "model/engram_hash.h"
 #include "model/model.h"
 #include "model/sequence.h"
+#include "model/stage_clock.h"
 #include "model/trace.h"
 #include "model/weights.h"
 
@@ -66,6 +67,8 @@ struct Model::Impl {
   int64_t max_model_len = 0;
   bool has_draft = false;
   int64_t max_step_rows = 0;
+  int64_t replay_keep = 0;
+  StageClock* stage_clock = nullptr;
 
   ModelWeights weights;
   CacheLayout layout;
@@ -90,6 +93,7 @@ struct Model::Impl {
   device::Buffer image_embeds;
   device::Step step;
   bool step_has_images = false;
+  bool step_keys_done = false;    // the first consumer layer's compressed keys are stored already
   int64_t step_groups[3] = {};  // by ratio: the largest number of groups visible to a row
 
   Status Init();
@@ -99,6 +103,9 @@ struct Model::Impl {
     return {buffer.data(), width, device->activation_bytes()};
   }
   int streams() const { return config.hc_mult; }
+  void Mark(int layer, Stage stage) {
+    if (stage_clock != nullptr) stage_clock->Mark(layer, stage);
+  }
   device::HyperConnectionSite Site(const SiteWeights& site) const;
 
   // Uploads positions, ids and sequence metadata; fills `step`.
@@ -108,6 +115,8 @@ struct Model::Impl {
   // One layer on the trunk. `pre` [rows, M] collapses the streams for its attention; the result is the next one's.
   const float* RunLayer(const LayerWeights& w, int layer, bool is_draft, const float* pre, Tracer& tracer);
   void RunAttention(const LayerWeights& w, int layer, bool is_draft, Tracer& tracer);
+  // Decoder replay, at the entry of the first consumer layer: drops or hides the rows that need not go further.
+  void EnterConsumerHalf(std::span<const Piece> pieces, int next_tap, float* pre, Tracer& tracer);
   void RunCompressor(const LayerWeights& w, int layer, Tracer& tracer);
   void RunSelect(const LayerWeights& w, int layer, Tracer& tracer);
   void RunMoe(const LayerWeights& w, int layer, bool is_draft, Tracer& tracer);

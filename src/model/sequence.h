@@ -49,7 +49,7 @@ class Sequence {
   std::vector<int32_t> blocks_;
   device::Buffer block_table_;      // device copy of blocks_
   device::Buffer state_;
-  int64_t window_floor_ = 0;        // decoder replay: first position whose keys the consumer half keeps
+  int64_t window_floor_ = 0;        // decoder replay: first position that runs through the consumer half
 };
 
 }  // namespace deepinfer::model

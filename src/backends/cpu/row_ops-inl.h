@@ -9,6 +9,10 @@
 #include <cstdint>
 #include <cstring>
 
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
 #include "backends/cpu/row_ops.h"
 
 namespace deepinfer::cpu {
@@ -320,6 +324,53 @@ inline uint32_t CodeE2M1(float v) {
   return (magnitude < 0x3f800000u ? small : normal) | ((bits >> 28) & 8u);
 }
 
+// Runs of 16 values. The vectorised forms give the bits of the plain ones (RowOps.DecodesEveryCode).
+#if defined(__AVX2__)
+inline __m256 DecodeE4M3x8(__m128i bytes, __m256 scale) {
+  const __m256i b = _mm256_cvtepu8_epi32(bytes);
+  const __m256i magnitude = _mm256_and_si256(b, _mm256_set1_epi32(0x7f));
+  // Subnormal codes m * 2^-9 come out of 2^-6 * (1 + m / 8) - 2^-6, which is exact.
+  const __m256i is_small = _mm256_cmpgt_epi32(_mm256_set1_epi32(8), magnitude);
+  const __m256i exponent = _mm256_add_epi32(_mm256_set1_epi32(120 << 23), _mm256_and_si256(is_small, _mm256_set1_epi32(1 << 23)));
+  const __m256 shifted = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_slli_epi32(magnitude, 20), exponent));
+  const __m256 value = _mm256_sub_ps(shifted, _mm256_and_ps(_mm256_castsi256_ps(is_small), _mm256_set1_ps(0x1p-6f)));
+  const __m256i sign = _mm256_slli_epi32(_mm256_andnot_si256(_mm256_set1_epi32(0x7f), b), 24);
+  return _mm256_mul_ps(_mm256_or_ps(value, _mm256_castsi256_ps(sign)), scale);
+}
+inline void DecodeE4M3Run(const uint8_t* data, float s, float* out) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(data));
+  const __m256 scale = _mm256_set1_ps(s);
+  _mm256_storeu_ps(out, DecodeE4M3x8(bytes, scale));
+  _mm256_storeu_ps(out + 8, DecodeE4M3x8(_mm_unpackhi_epi64(bytes, bytes), scale));
+}
+inline __m256 DecodeE2M1x8(__m128i codes, __m256 scale) {
+  // Values come from a table of eight floats by the low three bits; bit 3 is the sign.
+  const __m256i c = _mm256_cvtepu8_epi32(codes);
+  const __m256 table = _mm256_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f);
+  const __m256 value = _mm256_permutevar8x32_ps(table, c);
+  const __m256i sign = _mm256_slli_epi32(_mm256_srli_epi32(c, 3), 31);
+  return _mm256_mul_ps(_mm256_or_ps(value, _mm256_castsi256_ps(sign)), scale);
+}
+inline void DecodeE2M1Run(const uint8_t* data, float s, float* out) {
+  const __m128i pairs = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(data));
+  const __m128i mask = _mm_set1_epi8(15);
+  const __m128i codes = _mm_unpacklo_epi8(_mm_and_si128(pairs, mask), _mm_and_si128(_mm_srli_epi16(pairs, 4), mask));
+  const __m256 scale = _mm256_set1_ps(s);
+  _mm256_storeu_ps(out, DecodeE2M1x8(codes, scale));
+  _mm256_storeu_ps(out + 8, DecodeE2M1x8(_mm_unpackhi_epi64(codes, codes), scale));
+}
+#else
+inline void DecodeE4M3Run(const uint8_t* data, float s, float* out) {
+  for (int i = 0; i < 16; ++i) out[i] = DecodeE4M3(data[i]) * s;
+}
+inline void DecodeE2M1Run(const uint8_t* data, float s, float* out) {
+  for (int i = 0; i < 8; ++i) {
+    out[2 * i] = DecodeE2M1(data[i] & 15u) * s;
+    out[2 * i + 1] = DecodeE2M1(data[i] >> 4) * s;
+  }
+}
+#endif
+
 void DecodeKey(device::KeyFormat format, const uint8_t* data, const uint8_t* scale, int64_t n, float* __restrict out,
                int64_t run_stride) {
   switch (format) {
@@ -327,24 +378,13 @@ void DecodeKey(device::KeyFormat format, const uint8_t* data, const uint8_t* sca
       for (int64_t r = 0; r < n; r += 16) std::memcpy(out + r / 16 * run_stride, data + 4 * r, 16 * sizeof(float));
       return;
     case device::KeyFormat::kMxFp8:
-      for (int64_t r = 0; r < n; r += 16) {
-        const float s = ScaleOf(scale[r / 32]);
-        float* run = out + r / 16 * run_stride;
-        for (int i = 0; i < 16; ++i) run[i] = DecodeE4M3(data[r + i]) * s;
-      }
+      for (int64_t r = 0; r < n; r += 16) DecodeE4M3Run(data + r, ScaleOf(scale[r / 32]), out + r / 16 * run_stride);
       return;
     case device::KeyFormat::kFp4E4m3:
+      for (int64_t r = 0; r < n; r += 16) DecodeE2M1Run(data + r / 2, DecodeE4M3(scale[r / 16]), out + r / 16 * run_stride);
+      return;
     case device::KeyFormat::kFp4Pow2:
-      for (int64_t r = 0; r < n; r += 16) {
-        const float s = format == device::KeyFormat::kFp4E4m3 ? DecodeE4M3(scale[r / 16]) : ScaleOf(scale[r / 32]);
-        float* run = out + r / 16 * run_stride;
-        uint32_t codes[16];
-        for (int i = 0; i < 8; ++i) {
-          codes[2 * i] = data[r / 2 + i] & 15u;
-          codes[2 * i + 1] = data[r / 2 + i] >> 4;
-        }
-        for (int i = 0; i < 16; ++i) run[i] = DecodeE2M1(codes[i]) * s;
-      }
+      for (int64_t r = 0; r < n; r += 16) DecodeE2M1Run(data + r / 2, ScaleOf(scale[r / 32]), out + r / 16 * run_stride);
       return;
   }
 }

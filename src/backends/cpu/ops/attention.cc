@@ -18,7 +18,7 @@ void CpuDevice::Attention(const Arithmetic& a, const device::Step& step, const d
   // Positions [first, last] of the window keys of a row.
   struct Window {
     int first, last;
-    int size() const { return last - first + 1; }
+    int size() const { return std::max(0, last - first + 1); }
   };
   const auto window_of = [&](int64_t t) {
     const device::SequenceRows& rows = step.sequences[step.row_sequence[t]];

@@ -85,12 +85,13 @@ void CpuDevice::GatherRows(const Arithmetic& a, const device::Table& table, cons
 
 void CpuDevice::CopyRows(Act in, const int32_t* rows, int64_t num_rows, int64_t width, Act out) {
   for (int64_t i = 0; i < num_rows; ++i)
-    std::memcpy(Row(out, i), Row(in, rows[i]), static_cast<size_t>(width) * sizeof(float));
+    if (Row(out, i) != Row(in, rows[i])) std::memcpy(Row(out, i), Row(in, rows[i]), static_cast<size_t>(width) * sizeof(float));
 }
 
 void CpuDevice::CopyFloatRows(const float* in, const int32_t* rows, int64_t num_rows, int64_t width, float* out) {
   for (int64_t i = 0; i < num_rows; ++i)
-    std::memcpy(out + i * width, in + rows[i] * width, static_cast<size_t>(width) * sizeof(float));
+    if (out + i * width != in + rows[i] * width)
+      std::memcpy(out + i * width, in + rows[i] * width, static_cast<size_t>(width) * sizeof(float));
 }
 
 void CpuDevice::EngramInject(const Arithmetic& a, Act kv, const float* qk, const uint8_t* is_dead, int64_t rows, int streams,

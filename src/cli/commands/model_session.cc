@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/commands/model_session.h"
+
+#include <fmt/format.h>
+
+#include "cli/input.h"
+#include "core/progress.h"
+
+namespace deepinfer::cli {
+
+Result<std::unique_ptr<engine::Engine>> LoadEngineFor(const Invocation& invocation, bool with_draft) {
+  const ModelSourceConfig& config = invocation.config.model;
+  engine::LoadOptions options;
+  DI_ASSIGN_OR_RETURN(options.model, ModelDir(invocation));
+  options.device = config.device;
+  options.cpu_isa = config.cpu_isa;
+  options.load_format = config.load_format;
+  DI_ASSIGN_OR_RETURN(options.numerics, model::ParseNumerics(config.numerics));
+  options.num_threads = static_cast<int>(config.threads);
+  options.max_model_len = config.max_model_len;
+  options.use_fp4_sparse_kv = config.kv_format == "fp4";
+  options.with_draft = with_draft;
+  Progress progress("loading", {.quiet = invocation.config.log.quiet, .unit = ProgressUnit::kBytes, .clock = nullptr, .write_line = {}});
+  options.progress = [&progress](int64_t done, int64_t total) { progress.Update(done, total); };
+  return engine::LoadEngine(std::move(options));
+}
+
+Status CheckIds(std::span<const int32_t> ids, const model::ModelConfig& config) {
+  for (const int32_t id : ids)
+    if (id < 0 || id >= config.vocab_size)
+      return InvalidArgument(fmt::format("token id {} is outside the vocabulary of {}", id, config.vocab_size));
+  return Status::Ok();
+}
+
+Result<std::vector<int32_t>> IdsOption(const Invocation& invocation, const model::ModelConfig& config) {
+  if (invocation.config.debug.ids.empty()) return InvalidArgument("--ids is missing; give token ids as in --ids 1,2,3");
+  std::vector<int32_t> ids;
+  for (const int64_t id : invocation.config.debug.ids) {
+    if (id < 0 || id >= config.vocab_size)
+      return InvalidArgument(fmt::format("--ids: token id {} is outside the vocabulary of {}", id, config.vocab_size));
+    ids.push_back(static_cast<int32_t>(id));
+  }
+  return ids;
+}
+
+}  // namespace deepinfer::cli
