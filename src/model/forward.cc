@@ -301,7 +301,7 @@ void Model::Impl::RunAttention(const LayerWeights& w, int layer, bool is_draft, 
   }
   Mark(layer, Stage::kProjections);
   if (is_key_source || is_index_source) device->Prepare(arithmetic, x, t, h, InputKind::kPlain, *plain);
-  if (is_key_source) {
+  if (is_key_source && !(step_keys_done && layer == c.first_consumer_layer())) {
     RunCompressor(w, layer, tracer);
     Mark(layer, Stage::kCompressor);
   }

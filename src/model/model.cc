@@ -63,9 +63,7 @@ Status Model::Impl::Init() {
     if (replay_keep < least)
       return InvalidArgument(fmt::format("decoder replay keeps {} tokens but needs at least {} (window + backtracking)", replay_keep, least),
                              "replay_keep_tokens");
-    const int border = config.first_consumer_layer();
-    for (const int layer : config.engram_layer_ids)
-      if (layer >= border) return InvalidArgument(fmt::format("decoder replay is impossible: Engram layer {} lies in the consumer half", layer));
+    DI_RETURN_IF_ERROR(config.CheckDecoderReplay());
   }
   layout = CacheLayout::Make(config, options.numerics, options.use_fp4_sparse_kv && config.use_fp4_sparse_kv, max_backtracking);
   int64_t num_blocks = (options.cache_tokens + kBlockTokens - 1) / kBlockTokens;
