@@ -331,7 +331,7 @@ void MoeBench(benchmark::State& state, int64_t m, int threads, bool zipf) {
 void AttentionBench(benchmark::State& state, int keys, int heads, int64_t rows, int threads) {
   constexpr int kDim = 512;
   Bench bench(threads);
-  const std::vector<float> query = Input(rows * heads * kDim), key = Input(int64_t{keys} * kDim);
+  const std::vector<float> query = Input(rows * heads * kDim), key = Input(keys * cpu::KeyStride(kDim));
   const std::vector<float> sink(static_cast<size_t>(heads), 0.5f);
   std::vector<float> out(query.size());
   cpu::SparseAttention attention;
@@ -346,8 +346,8 @@ void AttentionBench(benchmark::State& state, int keys, int heads, int64_t rows, 
             4.0 * static_cast<double>(rows * heads) * keys * kDim, [&] {
               attention.Run(
                   bench.pool, shape, rows, [&](int64_t) { return keys; },
-                  [&](int64_t, int first, int last, const cpu::KeyPanel& panel, int) {
-                    for (int i = first; i < last; ++i) panel.Set(i, key.data() + int64_t{i} * kDim);
+                  [&](int64_t, int first, int last, const float** list, float*) {
+                    for (int i = first; i < last; ++i) list[i] = key.data() + i * cpu::KeyStride(kDim);
                   },
                   [&](int64_t row) { return query.data() + row * heads * kDim; },
                   [&](int64_t row) { return out.data() + row * heads * kDim; }, [](int64_t, int, int) {});

@@ -51,8 +51,14 @@ std::vector<float> RunAll(ThreadPool& pool, const Case& c, const Inputs& in, boo
   shape.max_keys = max_keys;
   attention.Run(
       pool, shape, static_cast<int64_t>(c.num_keys.size()), [&](int64_t row) { return c.num_keys[static_cast<size_t>(row)]; },
-      [&](int64_t row, int first, int last, const KeyPanel& panel, int) {
-        for (int i = first; i < last; ++i) panel.Set(i, in.keys.data() + (row * max_keys + i) * c.dim);
+      [&](int64_t row, int first, int last, const float** keys, float* scratch) {
+        for (int i = first; i < last; ++i) {
+          keys[i] = in.keys.data() + (row * max_keys + i) * c.dim;
+          if (i % 3 != 0) continue;  // some keys in place, some decoded into the scratch
+          float* copy = scratch + i * KeyStride(c.dim);
+          std::copy_n(keys[i], c.dim, copy);
+          keys[i] = copy;
+        }
       },
       [&](int64_t row) { return in.query.data() + row * c.heads * c.dim; },
       [&](int64_t row) { return out.data() + row * c.heads * c.dim; }, [](int64_t, int, int) {});

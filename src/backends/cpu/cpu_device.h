@@ -121,6 +121,12 @@ class CpuDevice final : public device::Device {
   std::vector<float> router_scores_;
   MoeExperts moe_;
   SparseAttention attention_;
+  // Attention: float32 keys of the step, decoded once and shared by its rows (KeyStride apart), and where each sequence's
+  // begin (in keys; -1 = not decoded as a whole).
+  AlignedBuffer window_keys_;
+  AlignedBuffer compressed_keys_;
+  std::vector<int64_t> window_begin_;
+  std::vector<int64_t> compressed_begin_;
   std::vector<IndexScorer> scorers_;  // per thread
 };
 

@@ -371,26 +371,27 @@ inline void DecodeE2M1Run(const uint8_t* data, float s, float* out) {
 }
 #endif
 
-void DecodeKey(device::KeyFormat format, const uint8_t* data, const uint8_t* scale, int64_t n, float* __restrict out,
-               int64_t run_stride) {
+void DecodeKey(device::KeyFormat format, const uint8_t* data, const uint8_t* scale, int64_t n, float* __restrict out) {
   switch (format) {
     case device::KeyFormat::kFloat:
-      for (int64_t r = 0; r < n; r += 16) std::memcpy(out + r / 16 * run_stride, data + 4 * r, 16 * sizeof(float));
+      std::memcpy(out, data, static_cast<size_t>(n) * sizeof(float));
       return;
     case device::KeyFormat::kMxFp8:
-      for (int64_t r = 0; r < n; r += 16) DecodeE4M3Run(data + r, ScaleOf(scale[r / 32]), out + r / 16 * run_stride);
+      for (int64_t r = 0; r < n; r += 16) DecodeE4M3Run(data + r, ScaleOf(scale[r / 32]), out + r);
       return;
     case device::KeyFormat::kFp4E4m3:
-      for (int64_t r = 0; r < n; r += 16) DecodeE2M1Run(data + r / 2, DecodeE4M3(scale[r / 16]), out + r / 16 * run_stride);
+      for (int64_t r = 0; r < n; r += 16) DecodeE2M1Run(data + r / 2, DecodeE4M3(scale[r / 16]), out + r);
       return;
     case device::KeyFormat::kFp4Pow2:
-      for (int64_t r = 0; r < n; r += 16) DecodeE2M1Run(data + r / 2, ScaleOf(scale[r / 32]), out + r / 16 * run_stride);
+      for (int64_t r = 0; r < n; r += 16) DecodeE2M1Run(data + r / 2, ScaleOf(scale[r / 32]), out + r);
       return;
   }
 }
 
-// The values already lie on the grid, so finding the scale again from their largest magnitude loses nothing: a smaller
-// scale than the first rounding used still holds every value exactly.
+// The power-of-two formats take values that already lie on their grid: finding the scale again from the largest magnitude
+// loses nothing, a smaller scale than the first rounding used still holds every value. With an e4m3 scale that is not so
+// (in its subnormal range a second scale can be too small for the largest value), so kFp4E4m3 takes the values before
+// rounding and stores what fake_fp4_e4m3 gives for them.
 void EncodeKey(device::KeyFormat format, const float* x, int64_t n, uint8_t* data, uint8_t* scale) {
   switch (format) {
     case device::KeyFormat::kFloat:
@@ -412,8 +413,8 @@ void EncodeKey(device::KeyFormat format, const float* x, int64_t n, uint8_t* dat
         const float s = Fp4Scale(AbsMax<16>(x + b));
         scale[b / 16] = static_cast<uint8_t>(CodeE4M3(s));
         for (int i = 0; i < 8; ++i)
-          data[b / 2 + i] =
-              static_cast<uint8_t>(CodeE2M1(x[b + 2 * i] / s) | (CodeE2M1(x[b + 2 * i + 1] / s) << 4));
+          data[b / 2 + i] = static_cast<uint8_t>(CodeE2M1(RoundE2M1(x[b + 2 * i] / s)) |
+                                                 (CodeE2M1(RoundE2M1(x[b + 2 * i + 1] / s)) << 4));
       }
       return;
     case device::KeyFormat::kFp4Pow2:
@@ -431,8 +432,12 @@ void EncodeKey(device::KeyFormat format, const float* x, int64_t n, uint8_t* dat
   }
 }
 
-void DecodeBf16(const uint16_t* x, int64_t n, float* out) {
-  for (int64_t i = 0; i < n; ++i) out[i] = std::bit_cast<float>(uint32_t{x[i]} << 16);
+void DecodeBf16(const uint8_t* x, int64_t n, float* out) {
+  for (int64_t i = 0; i < n; ++i) {
+    uint16_t bits;
+    std::memcpy(&bits, x + 2 * i, sizeof(bits));
+    out[i] = std::bit_cast<float>(uint32_t{bits} << 16);
+  }
 }
 
 constexpr RowOps kRowOps = {

@@ -39,13 +39,12 @@ struct RowOps {
   void (*rotate)(float* x, int64_t n, const float* cos, const float* sin, bool inverse, bool round_bf16);
   // act = round(weight * silu(min(gate, limit)) * clamp(up, -limit, limit)); limit <= 0: none
   void (*swiglu)(const float* gate, const float* up, int64_t n, float limit, float weight, bool round_bf16, float* out);
-  // Bytes <-> values that are exactly representable in the format. `scale` points at the record's scale bytes.
-  // Decoded values come in runs of 16, `run_stride` floats apart (16 = dense, a panel of keys otherwise).
-  void (*decode_key)(device::KeyFormat format, const uint8_t* data, const uint8_t* scale, int64_t n, float* out,
-                     int64_t run_stride);
+  // Bytes <-> values that are exactly representable in the format; encode_key to kFp4E4m3 takes them before rounding.
+  // `scale` points at the record's scale bytes.
+  void (*decode_key)(device::KeyFormat format, const uint8_t* data, const uint8_t* scale, int64_t n, float* out);
   void (*encode_key)(device::KeyFormat format, const float* x, int64_t n, uint8_t* data, uint8_t* scale);
-  // One row of a table: bf16, or e4m3 with a scale per 32.
-  void (*decode_bf16)(const uint16_t* x, int64_t n, float* out);
+  // n bf16 values at any address.
+  void (*decode_bf16)(const uint8_t* x, int64_t n, float* out);
 };
 
 // The table of an instruction set that the machine supports.

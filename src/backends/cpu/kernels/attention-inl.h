@@ -79,17 +79,18 @@ DI_INLINE F8 RoundBf16x8(F8 x) {
 
 // Scores of H heads and keys [3 * block, 3 * block + 3).
 template <int H>
-DI_INLINE void ScoreBlock(const float* query, int64_t dim, const float* panel, int64_t stride, int64_t key, float scale,
-                          float* scores, int64_t score_stride) {
+DI_INLINE void ScoreBlock(const float* query, int64_t dim, const float* const* keys, int64_t key, float scale, float* scores,
+                          int64_t score_stride) {
+  const float* const key0 = keys[key];
+  const float* const key1 = keys[key + 1];
+  const float* const key2 = keys[key + 2];
   Vec acc[H][3];
 #pragma GCC unroll 4
   for (int h = 0; h < H; ++h) acc[h][0] = acc[h][1] = acc[h][2] = Vec{};
   for (int64_t c = 0; c < dim; c += kLanes) {
-    // 16 channels of a key are adjacent; with 8 lanes the second half of them comes next.
-    const float* k = panel + (c & ~int64_t{15}) * stride + key * 16 + (c & 15);
-    const Vec k0 = LoadVec(k);
-    const Vec k1 = LoadVec(k + 16);
-    const Vec k2 = LoadVec(k + 32);
+    const Vec k0 = LoadVec(key0 + c);
+    const Vec k1 = LoadVec(key1 + c);
+    const Vec k2 = LoadVec(key2 + c);
 #pragma GCC unroll 4
     for (int h = 0; h < H; ++h) {
       const Vec q = LoadVec(query + h * dim + c);
@@ -105,9 +106,9 @@ DI_INLINE void ScoreBlock(const float* query, int64_t dim, const float* panel, i
   }
 }
 
-// 16 channels of H heads: sum over keys, ascending, of weight * key.
+// Channels c..c+15 of H heads: sum over keys, ascending, of weight * key.
 template <int H>
-DI_INLINE void ValueBlock(const float* weights, int64_t weight_stride, const float* panel, int64_t num_keys,
+DI_INLINE void ValueBlock(const float* weights, int64_t weight_stride, const float* const* keys, int64_t c, int64_t num_keys,
                           const float* denominator, float* out, int64_t dim) {
   constexpr int kVecs = 16 / kLanes;
   Vec acc[H][kVecs];
@@ -119,7 +120,7 @@ DI_INLINE void ValueBlock(const float* weights, int64_t weight_stride, const flo
   for (int64_t i = 0; i < num_keys; ++i) {
     Vec k[kVecs];
 #pragma GCC unroll 2
-    for (int v = 0; v < kVecs; ++v) k[v] = LoadVec(panel + i * 16 + v * kLanes);
+    for (int v = 0; v < kVecs; ++v) k[v] = LoadVec(keys[i] + c + v * kLanes);
 #pragma GCC unroll 8
     for (int h = 0; h < H; ++h) {
       const Vec w = Splat(weights[h * weight_stride + i]);
@@ -135,36 +136,34 @@ DI_INLINE void ValueBlock(const float* weights, int64_t weight_stride, const flo
 }
 
 template <int H>
-void ScoreHeads(const float* query, int64_t dim, const float* panel, int64_t stride, int64_t key_begin, int64_t key_end,
-                float scale, float* scores, int64_t score_stride) {
+void ScoreHeads(const float* query, int64_t dim, const float* const* keys, int64_t key_begin, int64_t key_end, float scale,
+                float* scores, int64_t score_stride) {
   for (int64_t key = key_begin; key < key_end; key += 3) {
-    ScoreBlock<H>(query, dim, panel, stride, key, scale, scores, score_stride);
+    ScoreBlock<H>(query, dim, keys, key, scale, scores, score_stride);
   }
 }
 
 void AttendKernel(const AttendTask& task) {
-  const int64_t dim = task.panel.dim;
-  const int64_t n = task.panel.num_keys;
-  const int64_t stride = task.panel.stride;
+  const int64_t dim = task.list.dim;
+  const int64_t n = task.list.num_keys;
+  const float* const* keys = task.list.keys;
   const int heads = task.num_heads;
   if (n == 0) {
     for (int64_t i = 0; i < heads * dim; ++i) task.out[i] = 0.0f;
     return;
   }
-  const int64_t score_stride = stride + 8;  // room for eight more, see the padding below
+  const int64_t padded = (n + 2) / 3 * 3;
+  const int64_t score_stride = padded + 8;  // room for eight more, see the padding below
   float* scores = task.scratch;
   // A block of 12 keys stays in the first-level cache while all heads pass over it.
-  const int64_t padded = (n + 2) / 3 * 3;
   for (int64_t key = 0; key < padded; key += 12) {
     const int64_t end = key + 12 < padded ? key + 12 : padded;
     int h = 0;
     for (; h + 4 <= heads; h += 4) {
-      ScoreHeads<4>(task.query + h * dim, dim, task.panel.data, stride, key, end, task.scale, scores + h * score_stride,
-                    score_stride);
+      ScoreHeads<4>(task.query + h * dim, dim, keys, key, end, task.scale, scores + h * score_stride, score_stride);
     }
     for (; h < heads; ++h) {
-      ScoreHeads<1>(task.query + h * dim, dim, task.panel.data, stride, key, end, task.scale, scores + h * score_stride,
-                    score_stride);
+      ScoreHeads<1>(task.query + h * dim, dim, keys, key, end, task.scale, scores + h * score_stride, score_stride);
     }
   }
   constexpr int kMaxHeadsPerPass = 64;
@@ -188,17 +187,16 @@ void AttendKernel(const AttendTask& task) {
       denominator[h - h0] = Fold8(sum) + Exp8((task.sink[h] - top) - F8{})[0];
     }
     for (int64_t c = 0; c < dim; c += 16) {
-      const float* panel = task.panel.data + c * stride;
       int h = h0;
       for (; h + kPvHeads <= h_end; h += kPvHeads) {
-        ValueBlock<kPvHeads>(scores + h * score_stride, score_stride, panel, n, denominator + (h - h0), task.out + h * dim + c,
+        ValueBlock<kPvHeads>(scores + h * score_stride, score_stride, keys, c, n, denominator + (h - h0), task.out + h * dim + c,
                              dim);
       }
       for (; h + 2 <= h_end; h += 2) {
-        ValueBlock<2>(scores + h * score_stride, score_stride, panel, n, denominator + (h - h0), task.out + h * dim + c, dim);
+        ValueBlock<2>(scores + h * score_stride, score_stride, keys, c, n, denominator + (h - h0), task.out + h * dim + c, dim);
       }
       for (; h < h_end; ++h) {
-        ValueBlock<1>(scores + h * score_stride, score_stride, panel, n, denominator + (h - h0), task.out + h * dim + c, dim);
+        ValueBlock<1>(scores + h * score_stride, score_stride, keys, c, n, denominator + (h - h0), task.out + h * dim + c, dim);
       }
     }
   }

@@ -23,7 +23,7 @@ void AttendAvx512(const AttendTask& task);
 #endif
 
 void Attend(const AttendTask& task) {
-  DI_DCHECK(task.panel.dim % kPanelLanes == 0) << "head_dim " << task.panel.dim;
+  DI_DCHECK(task.list.dim % kPanelLanes == 0) << "head_dim " << task.list.dim;
 #if defined(__x86_64__)
   switch (ActiveCpuIsa()) {
     case CpuIsa::kAvx512:

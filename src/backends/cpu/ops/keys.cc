@@ -115,15 +115,10 @@ void CpuDevice::StoreCompressed(const Arithmetic& a, const device::KeyCache& cac
       const float* cos = table + g * rope_dim;
       float* key = Row(latent, g);
       row_ops_.rotate(key + n - rope_dim, rope_dim, cos, cos + rope_dim / 2, false, a.round_bf16);
-      if (a.quantize) {
-        if (cache.main_format == device::KeyFormat::kFp4E4m3) {
-          row_ops_.fake_fp4_e4m3(key, n, key);
-        } else {
-          row_ops_.fake_fp8(key, n, key);
-        }
-      }
+      if (a.quantize && cache.main_format == device::KeyFormat::kMxFp8) row_ops_.fake_fp8(key, n, key);
       uint8_t* to = cache.pool + groups[g].block * cache.block_stride + cache.main_offset + groups[g].entry * record;
       row_ops_.encode_key(cache.main_format, key, n, to, to + data_bytes);
+      if (cache.main_format == device::KeyFormat::kFp4E4m3) row_ops_.decode_key(cache.main_format, to, to + data_bytes, n, key);
       if (trace_key) std::memcpy(Row(trace_key, g), key, static_cast<size_t>(n) * sizeof(float));
     }
   });
