@@ -65,7 +65,7 @@ struct SequenceChunk {
   // the first chunk of a sequence only.
   int64_t known_length = 0;
   // Image rows (optional): is_image[i] != 0 replaces the embedding of row i by image_embeds + i * hidden_size.
-  std::span<const uint8_t> is_image;
+  std::span<const uint8_t> is_image = {};
   const float* image_embeds = nullptr;
 };
 

@@ -3,6 +3,7 @@
 // The whole model against the reference (tests/golden/model), in the order its README suggests.
 #include <cstring>
 
+#include "core/cpu_features.h"
 #include "model/golden_support.h"
 
 namespace deepinfer::model {
@@ -66,6 +67,20 @@ TEST(GoldenPlain, EveryTracedStageOfLength40) {
     }
   }
   EXPECT_GE(num_compared, 180);
+}
+
+// The other kernels of this machine against the same data.
+TEST(GoldenPlain, LogitsOnEveryInstructionSet) {
+  const Golden golden(CaseName(40));
+  for (const CpuIsa isa : SupportedCpuIsas()) {
+    SCOPED_TRACE(CpuIsaName(isa));
+    const ScopedCpuIsa scoped(isa);
+    const auto model = LoadNano(Numerics::kPlain);
+    EXPECT_LT(MaxAbsDiff(FullLogits(*model, golden.Ints("tokens")), golden.Floats("plain.logits_full")), 1e-3f);
+    const auto release = LoadNano(Numerics::kRelease);
+    const auto logits = FullLogits(*release, Golden(CaseName(17)).Ints("tokens"));
+    EXPECT_LT(MaxAbsDiff(logits, Golden(CaseName(17)).Floats("qat16.logits_full")), 0.4f);
+  }
 }
 
 TEST(GoldenPlain, SelectionsOfLength333AreExact) {

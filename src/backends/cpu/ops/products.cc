@@ -47,10 +47,10 @@ Result<std::unique_ptr<device::Matrix>> CpuDevice::CreateMatrix(std::span<const 
   // float32 matrices are hyper-connection weights: used in place, row by row.
   if (parts.size() == 1 && parts[0].format == device::WeightFormat::kF32) {
     return std::unique_ptr<device::Matrix>(
-        std::make_unique<CpuMatrix>(rows, parts[0].cols, PackedMatrix(), static_cast<const float*>(parts[0].host_data)));
+        std::make_unique<CpuMatrix>(rows, parts[0].cols, parts[0].host_data));
   }
   return std::unique_ptr<device::Matrix>(
-      std::make_unique<CpuMatrix>(rows, parts[0].cols, PackedMatrix::Pack(sources, pool_.get()), nullptr));
+      std::make_unique<CpuMatrix>(rows, parts[0].cols, PackedMatrix::Pack(sources, pool_.get())));
 }
 
 Result<std::unique_ptr<device::Table>> CpuDevice::CreateTable(const device::HostMatrix& table) {
