@@ -56,6 +56,16 @@ CommandWords SplitCommandWords(std::span<const std::string> words, std::span<con
   return out;
 }
 
+// Whether --help stands where an option can stand.
+bool AsksForHelp(const std::vector<std::string>& words) {
+  for (size_t i = 0; i < words.size() && words[i] != "--"; ++i) {
+    if (words[i] == "--help" || words[i] == "-h") return true;
+    const OptionSpec* spec = OptionOfWord(words[i]);
+    if (spec != nullptr && !spec->is_bool() && words[i].find('=') == std::string::npos) ++i;
+  }
+  return false;
+}
+
 std::string Suggest(std::string_view name, const std::vector<std::string>& known, std::string_view otherwise) {
   const std::string near = NearestName(name, known);
   return near.empty() ? std::string(otherwise) : fmt::format("did you mean {}?", near);
@@ -108,18 +118,15 @@ class Splitter {
       names.insert(names.end(), spec.aliases.begin(), spec.aliases.end());
       for (const std::string& name : names) Add(spec, name);
     }
-    app_.add_option("args", line_.args)->expected(-1);
+    // Positional arguments come back as extras: a positional option of CLI11 would take "[a,b]" apart.
+    app_.allow_extras();
   }
 
   Status Parse(std::vector<std::string> words) {
+    const std::vector<std::string> literal = TakeLiteralWords(words);
     std::reverse(words.begin(), words.end());  // CLI11 takes them from the back
     try {
       app_.parse(std::move(words));
-    } catch (const CLI::ExtrasError&) {
-      for (const std::string& word : app_.remaining(true)) {
-        if (IsFlagWord(word)) return UnknownFlag(word, command_);
-      }
-      return InvalidArgument(fmt::format("{} got an argument it does not take", command_.name));
     } catch (const CLI::ArgumentMismatch& error) {
       return Mismatch(error.what());
     } catch (const CLI::Error& error) {
@@ -127,10 +134,30 @@ class Splitter {
     } catch (const std::exception& error) {
       return InvalidArgument(Escape(error.what()));
     }
+    line_.args = app_.remaining();
+    for (const std::string& word : line_.args) {
+      if (IsFlagWord(word)) return UnknownFlag(word, command_);
+    }
+    line_.args.insert(line_.args.end(), literal.begin(), literal.end());
     return Status::Ok();
   }
 
  private:
+  // Cuts `words` at the first "--" that is no option's value and returns what follows it.
+  static std::vector<std::string> TakeLiteralWords(std::vector<std::string>& words) {
+    std::vector<std::string> literal;
+    for (size_t i = 0; i < words.size(); ++i) {
+      if (words[i] == "--") {
+        literal.assign(words.begin() + static_cast<ptrdiff_t>(i) + 1, words.end());
+        words.resize(i);
+        break;
+      }
+      const OptionSpec* spec = OptionOfWord(words[i]);
+      if (spec != nullptr && !spec->is_bool() && words[i].find('=') == std::string::npos) ++i;
+    }
+    return literal;
+  }
+
   void Add(const OptionSpec& spec, const std::string& name) {
     const auto take = [this, &spec, name](bool negate) {
       return [this, &spec, name, negate](const CLI::results_t& texts) {
@@ -191,9 +218,6 @@ Result<CommandLine> ParseCommandLine(std::span<const std::string> words, std::sp
   }
   CommandLine line;
   CommandWords split = SplitCommandWords(words, commands);
-  const auto asks = [&](std::string_view flag, std::string_view other) {
-    return std::any_of(split.rest.begin(), split.rest.end(), [&](const std::string& w) { return w == flag || w == other; });
-  };
   // A group name in front of an unknown second word.
   const std::string joined = fmt::format("{}", fmt::join(split.names, " "));
   for (const Command& command : commands) {
@@ -212,7 +236,7 @@ Result<CommandLine> ParseCommandLine(std::span<const std::string> words, std::sp
     return line;
   }
   const Command& command = *line.command;
-  if (asks("--help", "-h")) {
+  if (AsksForHelp(split.rest)) {
     line.help = true;  // whatever else is wrong, help is what the user needs
     return line;
   }

@@ -140,7 +140,7 @@ TEST(LayOut, WrapsAndPlacesTheCursor) {
   EXPECT_EQ(layout.cursor_row, 0);
   EXPECT_EQ(layout.cursor_column, 3);
   layout = LayOut("> ", "\u4f60\u597d\u4f60", 9, 5);  // wide characters are not split
-  EXPECT_EQ(layout.num_rows, 3);
+  EXPECT_EQ(layout.display, "> \u4f60\r\n\u597d\u4f60");
 }
 
 TEST(TextColumns, CountsWideAndCombining) {

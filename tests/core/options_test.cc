@@ -250,10 +250,11 @@ TEST_P(BadConfigFiles, AreRefusedWithThePlace) {
 
 INSTANTIATE_TEST_SUITE_P(Table, BadConfigFiles,
                          ::testing::Values(BadFile{"max_token = 5", "did you mean max_tokens?"}, BadFile{"a = ", "f.toml:1"},
-                                           BadFile{"threads = 1\n[model]\nx = 1", "unknown key model.x"},
+                                           BadFile{"threads = 1\n[model]\nx = 1", "model must be a plain value, not a table"},
                                            BadFile{"threads = [1]", "plain value"}, BadFile{"seed = 1979-05-27", "plain value"},
                                            BadFile{"config = 'x'", "cannot be set"}, BadFile{"[nothing]\n", "unknown key nothing"},
-                                           BadFile{"stop = [[1]]", "plain values"}, BadFile{"x = 1\nx = 2", "f.toml:2"}));
+                                           BadFile{"stop = [[1]]", "plain values"}, BadFile{"[=\n", "f.toml:1"},
+                                           BadFile{"threads = \u03bb%t\n", "f.toml:1"}, BadFile{"\u03bb = 1\n", "f.toml:1"}, BadFile{"x = 1\nx = 2", "f.toml:2"}));
 
 TEST(ParseConfigText, DeepNestingIsRefused) {
   EXPECT_FALSE(ParseConfigText("a = " + std::string(100000, '['), "f.toml").ok());

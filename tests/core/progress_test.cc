@@ -48,7 +48,7 @@ TEST(Progress, BarFitsEveryWidth) {
       EXPECT_LT(bar.size(), static_cast<size_t>(columns)) << bar;
     }
   }
-  EXPECT_EQ(Progress::FormatBar("load", 50, 100, 0, ProgressUnit::kItems, 50), "load  50 % [============>            ] 50 of 100");
+  EXPECT_EQ(Progress::FormatBar("load", 50, 100, 0, ProgressUnit::kItems, 50), "load  50 % [=============>            ] 50 of 100");
 }
 
 TEST(Progress, UnknownTotal) {

@@ -424,8 +424,9 @@ Json HubModels(const Environment& environment) {
     std::string name = it->path().filename().string();
     if (!name.starts_with("models--") || !fs::exists(it->path() / "snapshots")) continue;
     name = name.substr(8);
-    if (const size_t dashes = name.find("--"); dashes != std::string::npos) name.replace(dashes, 2, "/");
-    models.push_back(Escape(name));
+    const size_t dashes = name.find("--");
+    if (dashes == std::string::npos) continue;
+    models.push_back(Escape(fmt::format("{}/{}", name.substr(0, dashes), name.substr(dashes + 2))));
   }
   return models;
 }
