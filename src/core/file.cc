@@ -68,10 +68,22 @@ Result<std::string> ReadFile(const std::string& path, int64_t max_bytes) {
   return bytes;
 }
 
+Result<std::string> ReadModelFile(const std::string& model_dir, std::string_view name, int64_t max_bytes) {
+  const std::string path = fmt::format("{}/{}", model_dir, name);
+  if (::access(path.c_str(), F_OK) != 0) {
+    return BadModel(fmt::format("cannot read {}: {}; a checkpoint directory holds config.json, tokenizer.json and the weights",
+                                path, std::strerror(errno)));
+  }
+  return ReadFile(path, max_bytes);
+}
+
 Status WriteFileAtomically(const std::string& path, std::string_view bytes) {
-  const std::string temporary = fmt::format("{}.tmp-{}", path, ::getpid());
+  // A device, a pipe or a link is written through, never replaced.
+  struct stat st {};
+  const bool write_through = ::lstat(path.c_str(), &st) == 0 && !S_ISREG(st.st_mode);
+  const std::string temporary = write_through ? path : fmt::format("{}.tmp-{}", path, ::getpid());
   const auto fail = [&](const char* what, int error) {
-    ::unlink(temporary.c_str());
+    if (!write_through) ::unlink(temporary.c_str());
     return ResourceExhausted(fmt::format("cannot {} {}: {}", what, path, std::strerror(error)));
   };
   FileDescriptor fd(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
@@ -83,6 +95,7 @@ Status WriteFileAtomically(const std::string& path, std::string_view bytes) {
     if (n < 0) return fail("write", errno);
     done += static_cast<size_t>(n);
   }
+  if (write_through) return Status::Ok();
   if (::fsync(fd.get()) != 0) return fail("write", errno);
   if (::rename(temporary.c_str(), path.c_str()) != 0) return fail("rename to", errno);
   return Status::Ok();

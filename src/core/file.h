@@ -15,7 +15,11 @@ namespace deepinfer {
 
 Result<std::string> ReadFile(const std::string& path, int64_t max_bytes);
 
-// Writes to a temporary name beside `path`, flushes, renames: the old content stays until the new one is complete.
+// The same for a file that every checkpoint directory holds: when it is missing, the error says so.
+Result<std::string> ReadModelFile(const std::string& model_dir, std::string_view name, int64_t max_bytes);
+
+// Writes to a temporary name beside `path`, flushes, renames: the old content stays until the new one is complete. What is
+// no regular file (a device, a pipe, a symbolic link) is opened and written instead.
 Status WriteFileAtomically(const std::string& path, std::string_view bytes);
 
 // A whole regular file mapped read-only. Movable; unmaps in the destructor.

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model/config.h"
 
+#include "core/file.h"
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -685,8 +687,10 @@ Result<ModelConfig> ModelConfig::FromJson(const Json& json, const std::string& o
 
 Result<ModelConfig> ModelConfig::Load(const std::string& model_dir) {
   const std::string path = model_dir + "/config.json";
-  DI_ASSIGN_OR_RETURN(const Json json, ReadJsonFile(path, kMaxConfigBytes));
-  return FromJson(json, path);
+  DI_ASSIGN_OR_RETURN(const std::string text, ReadModelFile(model_dir, "config.json", kMaxConfigBytes));
+  const Result<Json> json = ParseJson(text);
+  if (!json.ok()) return BadModel(path + ": " + json.status().message());
+  return FromJson(*json, path);
 }
 
 }  // namespace deepinfer::model

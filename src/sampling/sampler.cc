@@ -100,9 +100,9 @@ Result<Sampler::RowSum> Sampler::SumRow(std::span<const float> row, float inv_t)
   const int32_t key = ops.max_key(row.data(), vocab_size_);
   sum.max = KeyToFloat(key);
   if (sum.max == -kInfinity) return Internal("invalid logits: every token is banned or -infinity");
-  if (!std::isfinite(sum.max)) return Internal("invalid logits: the row holds NaN or +infinity");
+  if (!std::isfinite(sum.max)) return Internal("invalid logits: the row holds NaN or +infinity; check the weights with deepinfer inspect --verify");
   const float total = ops.sum_exp(row.data(), vocab_size_, sum.max, inv_t, lanes_.data(), num_lanes_);
-  if (!std::isfinite(total)) return Internal("invalid logits: the row holds NaN");
+  if (!std::isfinite(total)) return Internal("invalid logits: the row holds NaN; check the weights with deepinfer inspect --verify");
   sum.log_sum = ops.log(total);
   return sum;
 }

@@ -322,7 +322,7 @@ Tokenizer::~Tokenizer() = default;
 
 Result<std::unique_ptr<Tokenizer>> Tokenizer::Load(const std::string& model_dir) {
   const std::string path = model_dir + "/tokenizer.json";
-  DI_ASSIGN_OR_RETURN(const std::string text, ReadFile(path, kMaxFileBytes));
+  DI_ASSIGN_OR_RETURN(const std::string text, ReadModelFile(model_dir, "tokenizer.json", kMaxFileBytes));
   return FromJsonText(text, path);
 }
 

@@ -3,6 +3,7 @@
 // bench steps: the speed of prefill and decode at exact (batch, prompt length) points, with the time of every stage and,
 // for decode, the rate at which its weights were read, beside a sweep of plain reads in the same run.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <map>
 
@@ -152,9 +153,47 @@ Status Measure(const BenchConfig& bench, int64_t seed, engine::Engine& engine, R
   return Status::Ok();
 }
 
+// Two stacked bars, the time of a prompt and of one decode step by stage.
+std::string PlotSvg(const Json& report) {
+  constexpr int kWidth = 760, kBar = 600, kLeft = 110;
+  constexpr std::array<std::string_view, 12> kColors = {"#4e79a7", "#f28e2b", "#e15759", "#76b7b2", "#59a14f", "#edc948",
+                                                        "#b07aa1", "#ff9da7", "#9c755f", "#bab0ac", "#86bcb6", "#d37295"};
+  const Json& stages = report["stages"];
+  std::string svg = fmt::format(
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{}\" height=\"{}\" font-family=\"sans-serif\" font-size=\"12\">\n"
+      "<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n",
+      kWidth, 150 + 18 * static_cast<int>(stages.size()));
+  const auto bar = [&](const char* key, const std::string& label, int y) {
+    double total = 0;
+    for (const Json& row : stages) total += row[key].get<double>();
+    svg += fmt::format("<text x=\"10\" y=\"{}\">{}</text>\n", y + 20, label);
+    double x = kLeft;
+    for (size_t i = 0; i < stages.size() && total > 0; ++i) {
+      const double width = stages[i][key].get<double>() / total * kBar;
+      svg += fmt::format("<rect x=\"{:.1f}\" y=\"{}\" width=\"{:.1f}\" height=\"30\" fill=\"{}\"/>\n", x, y, width,
+                         kColors[i % kColors.size()]);
+      x += width;
+    }
+    return total;
+  };
+  const double prefill = bar("prefill_ms", "prefill", 20), decode = bar("decode_ms", "decode step", 70);
+  svg += fmt::format("<text x=\"{}\" y=\"124\">prefill of {} tokens {:.1f} ms, decode step {:.3f} ms, batch {}</text>\n", kLeft,
+                     report["context"].get<int64_t>(), prefill, decode, report["batch"].get<int64_t>());
+  for (size_t i = 0; i < stages.size(); ++i) {
+    const int y = 138 + 18 * static_cast<int>(i);
+    svg += fmt::format("<rect x=\"{}\" y=\"{}\" width=\"12\" height=\"12\" fill=\"{}\"/><text x=\"{}\" y=\"{}\">{}: {:.2f} ms, {:.4f} ms</text>\n",
+                       kLeft, y, kColors[i % kColors.size()], kLeft + 20, y + 11, stages[i]["stage"].get<std::string>(),
+                       stages[i]["prefill_ms"].get<double>(), stages[i]["decode_ms"].get<double>());
+  }
+  return svg + "</svg>\n";
+}
+
 Status RunSteps(Invocation& invocation) {
   const Config& config = invocation.config;
   const BenchConfig& bench = config.bench;
+  if (!config.output.plot.empty() && !config.output.plot.ends_with(".svg")) {
+    return InvalidArgument(fmt::format("--plot is {} but must end in .svg", config.output.plot));
+  }
   DI_ASSIGN_OR_RETURN(const auto engine, LoadEngineFor(invocation, false));
   const model::ModelConfig& shape = engine->config();
   const int64_t needed = bench.input_tokens + bench.output_tokens;
@@ -235,6 +274,7 @@ Status RunSteps(Invocation& invocation) {
   report["stages"] = stages;
   report["layers"] = per_layer;
   if (!config.output.out.empty()) DI_RETURN_IF_ERROR(WriteFileAtomically(config.output.out, DumpJson(report) + "\n"));
+  if (!config.output.plot.empty()) DI_RETURN_IF_ERROR(WriteFileAtomically(config.output.plot, PlotSvg(report)));
   if (config.output.json) {
     invocation.out.Line(DumpJson(report));
     return invocation.out.Check();

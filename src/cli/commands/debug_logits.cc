@@ -2,6 +2,7 @@
 //
 // debug logits: the logits of every position of a token sequence, and on request every inner stage.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <map>
@@ -152,6 +153,10 @@ Status Run(Invocation& invocation) {
     std::vector<int32_t> order(vocab);
     for (size_t t = 0; t < n; ++t) {
       const auto row = logits.subspan(t * vocab, vocab);
+      if (!std::all_of(row.begin(), row.end(), [](float x) { return std::isfinite(x); })) {
+        return Internal(fmt::format("the logits of position {} are not finite; check the weights with deepinfer inspect --verify",
+                                    done + t));
+      }
       std::iota(order.begin(), order.end(), 0);
       const size_t k = std::min(kTop, vocab);
       std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(k), order.end(), [&](int32_t x, int32_t y) {
