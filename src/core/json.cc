@@ -49,7 +49,8 @@ class JsonBuilder {
 
   bool parse_error(size_t byte, const std::string&, const nlohmann::detail::exception& e) {
     std::string reason = e.what();
-    if (const size_t at = reason.rfind(": "); at != std::string::npos) {
+    // "[...] parse error at line 1, column 3: syntax error ...; last read: 'x'": the first colon ends the place.
+    if (const size_t at = reason.find(": "); at != std::string::npos) {
       reason = reason.substr(at + 2);
     } else if (const size_t name_end = reason.find("] "); name_end != std::string::npos) {
       reason = reason.substr(name_end + 2);  // "[json.exception.out_of_range.406] number overflow ..."

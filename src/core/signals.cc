@@ -53,6 +53,7 @@ void InstallSignalHandlers() {
   ::sigaction(SIGHUP, nullptr, &old);
   if (old.sa_handler != SIG_IGN) ::sigaction(SIGHUP, &action, nullptr);
   ::signal(SIGPIPE, SIG_IGN);
+  ::signal(SIGXFSZ, SIG_IGN);  // a file size limit becomes a failed write with its own message
 }
 
 InterruptScope::InterruptScope(void (*on_interrupt)(void*), void* context) {

@@ -13,6 +13,7 @@
 #include <atomic>
 #include <chrono>
 #include <climits>
+#include <exception>
 #include <fstream>
 #include <string>
 #include <thread>
@@ -152,7 +153,13 @@ ThreadPool::ThreadPool(int num_threads) : state_(std::make_unique<State>()) {
   num_threads_ = std::clamp(num_threads > 0 ? num_threads : NumAvailableCores(), 1, kMaxThreads);
   state_->workers.reserve(static_cast<size_t>(num_threads_ - 1));
   for (int i = 1; i < num_threads_; ++i) {
-    state_->workers.emplace_back([state = state_.get(), i] { state->WorkerLoop(i); });
+    // Memory or a limit may refuse a thread: the pool then works with those it has; results do not depend on the number.
+    try {
+      state_->workers.emplace_back([state = state_.get(), i] { state->WorkerLoop(i); });
+    } catch (const std::exception&) {
+      num_threads_ = i;
+      break;
+    }
   }
 }
 

@@ -93,7 +93,7 @@ class FileHandler final : public nlohmann::json_sax<Json> {
 
   bool parse_error(std::size_t position, const std::string&, const nlohmann::detail::exception& e) override {
     std::string reason = e.what();
-    if (const size_t at = reason.rfind(": "); at != std::string::npos) reason = reason.substr(at + 2);
+    if (const size_t at = reason.find(": "); at != std::string::npos) reason = reason.substr(at + 2);
     return Fail(fmt::format("invalid JSON at byte {}: {}", position, Escape(reason)));
   }
 
