@@ -422,6 +422,7 @@ class Chat(CliTest):
         terminal.expect(PROMPT)
         terminal.send("\x03")
         terminal.expect("Ctrl-D or /quit leaves")
+        terminal.expect(PROMPT)  # raw mode again: what is typed before is a pasted line, not a sent one
         terminal.send(QUESTION + "\r")
         terminal.expect(r"Paris")
         terminal.expect(PROMPT)
