@@ -12,6 +12,8 @@
 namespace deepinfer::cli {
 
 inline constexpr int64_t kMaxStdinBytes = int64_t{1} << 30;
+// One prompt or message; far more than any context holds. Refused before it is tokenised.
+inline constexpr int64_t kMaxPromptBytes = int64_t{64} << 20;
 
 // All of stdin. kBadModel when it cannot be read or is larger than max_bytes; kCancelled on Ctrl-C.
 Result<std::string> ReadStdin(int64_t max_bytes = kMaxStdinBytes);

@@ -13,6 +13,7 @@
 
 #include "cli/answer_printer.h"
 #include "cli/commands.h"
+#include "cli/input.h"
 #include "cli/engine_options.h"
 #include "cli/line_editor.h"
 #include "cli/version.h"
@@ -54,7 +55,7 @@ std::string_view TrimBlanks(std::string_view text) {
 // Lines of a pipe or file, without a terminal.
 class LineReader {
  public:
-  // False at the end. A last line without a newline counts.
+  // False at the end, or when a line is too long. A last line without a newline counts.
   bool Read(std::string& line) {
     line.clear();
     for (;;) {
@@ -67,7 +68,11 @@ class LineReader {
         return true;
       }
       searched_ = buffer_.size();
-      char bytes[4096];
+      if (static_cast<int64_t>(searched_) > kMaxPromptBytes) {
+        is_too_long_ = true;
+        return false;
+      }
+      char bytes[65536];
       const ssize_t n = ::read(STDIN_FILENO, bytes, sizeof(bytes));
       if (n <= 0) {
         line = std::move(buffer_);
@@ -78,9 +83,12 @@ class LineReader {
     }
   }
 
+  bool is_too_long() const { return is_too_long_; }
+
  private:
   std::string buffer_;
   size_t searched_ = 0;
+  bool is_too_long_ = false;
 };
 
 class ChatSession {
@@ -138,6 +146,9 @@ class ChatSession {
     while (invocation_.out.ok() && reader.Read(line)) {
       DI_ASSIGN_OR_RETURN(const Next next, Handle(line));
       if (next == Next::kQuit || invocation_.exit_code != 0) break;
+    }
+    if (reader.is_too_long()) {
+      return BadModel(fmt::format("stdin has a line of more than {} bytes; send shorter messages", kMaxPromptBytes));
     }
     return Status::Ok();
   }

@@ -28,7 +28,7 @@ Result<std::string> Prompt(const Invocation& invocation) {
   } else if (::isatty(STDIN_FILENO) == 1) {
     return InvalidArgument("no PROMPT given; write deepinfer generate \"text\", or send the text to stdin");
   } else {
-    DI_ASSIGN_OR_RETURN(prompt, ReadStdin());
+    DI_ASSIGN_OR_RETURN(prompt, ReadStdin(kMaxPromptBytes));
   }
   if (prompt.empty()) return InvalidArgument("the prompt is empty; give the text to continue");
   bool replaced = false;
