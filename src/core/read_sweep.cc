@@ -14,7 +14,11 @@ namespace {
 constexpr int64_t kTileWords = int64_t{1} << 17;  // 1 MiB
 
 // Eight independent sums keep enough loads in flight.
-uint64_t Sum(const uint64_t* data) {
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+__attribute__((target_clones("avx2", "default")))
+#endif
+uint64_t
+Sum(const uint64_t* data) {
   uint64_t sums[8] = {};
   for (int64_t i = 0; i < kTileWords; i += 8) {
     for (int64_t j = 0; j < 8; ++j) sums[j] += data[i + j];

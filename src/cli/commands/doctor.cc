@@ -27,12 +27,12 @@
 #include "cli/commands.h"
 #include "cli/input.h"
 #include "cli/version.h"
-#include "core/clock.h"
 #include "core/cpu_features.h"
 #include "core/escape.h"
 #include "core/json.h"
 #include "core/memory_info.h"
 #include "core/progress.h"
+#include "core/read_sweep.h"
 #include "core/threads.h"
 #include "hub/model_locator.h"
 
@@ -140,46 +140,13 @@ Json CpuReport() {
 
 // --- Memory ---
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-__attribute__((target_clones("avx2", "default")))
-#endif
-uint64_t
-Sum(const uint64_t* data, size_t count) {
-  std::array<uint64_t, 8> sums{};
-  for (size_t i = 0; i + 8 <= count; i += 8) {
-    for (size_t j = 0; j < 8; ++j) sums[j] += data[i + j];
-  }
-  uint64_t total = 0;
-  for (const uint64_t sum : sums) total += sum;
-  return total;
-}
-
 // Best of several passes over a buffer much larger than the caches, in GB/s; 0 if there is no memory for it.
 double MeasureReadBandwidth(int num_threads) {
-  const MemoryInfo memory = ReadMemoryInfo();
-  const int64_t bytes = std::min<int64_t>(int64_t{512} << 20, memory.available_bytes / 4);
-  if (bytes < (int64_t{16} << 20)) return 0;
-  const size_t count = static_cast<size_t>(bytes) / sizeof(uint64_t);
-  std::unique_ptr<uint64_t[]> data(new (std::nothrow) uint64_t[count]);
-  if (!data) return 0;
   ThreadPool pool(num_threads);
-  constexpr size_t kTile = size_t{1} << 17;  // words: 1 MiB
-  const auto num_tiles = static_cast<int64_t>(count / kTile);
-  pool.ParallelFor(num_tiles, [&](int64_t tile, int) {
-    std::fill_n(data.get() + static_cast<size_t>(tile) * kTile, kTile, static_cast<uint64_t>(tile));
-  });
-  std::vector<uint64_t> sums(static_cast<size_t>(num_tiles));
-  double best_s = 1e9;
-  volatile uint64_t sink = 0;
-  for (int pass = 0; pass < 5; ++pass) {
-    const double start = Clock::Steady().NowSeconds();
-    pool.ParallelFor(num_tiles, [&](int64_t tile, int) {
-      sums[static_cast<size_t>(tile)] = Sum(data.get() + static_cast<size_t>(tile) * kTile, kTile);
-    });
-    best_s = std::min(best_s, Clock::Steady().NowSeconds() - start);
-    for (const uint64_t sum : sums) sink = sink + sum;
-  }
-  return static_cast<double>(num_tiles) * static_cast<double>(kTile * sizeof(uint64_t)) / best_s * 1e-9;
+  ReadSweep sweep(pool);
+  double best = 0;
+  for (int pass = 0; pass < 5; ++pass) best = std::max(best, sweep.Pass());
+  return best * 1e-9;
 }
 
 Json MemoryReport(int num_threads) {
