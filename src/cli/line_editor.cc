@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <termios.h>
 #include <unistd.h>
@@ -46,6 +47,11 @@ class RawMode {
     raw.c_cc[VTIME] = 0;
     SetTerminalToRestore(STDIN_FILENO, saved_);
     active_ = ::tcsetattr(STDIN_FILENO, TCSADRAIN, &raw) == 0;
+    // What was typed before this moment went through ICRNL: its Enter is a newline by now.
+    int waiting = 0;
+    if (active_ && (saved_.c_iflag & ICRNL) != 0 && ::ioctl(STDIN_FILENO, FIONREAD, &waiting) == 0 && waiting > 0) {
+      num_typed_ahead_ = static_cast<size_t>(waiting);
+    }
     WriteTerminal("\033[?2004h");  // bracketed paste
   }
   ~RawMode() {
@@ -56,8 +62,12 @@ class RawMode {
   RawMode(const RawMode&) = delete;
   RawMode& operator=(const RawMode&) = delete;
 
+  // Bytes that were typed before raw mode and not read yet.
+  size_t num_typed_ahead() const { return num_typed_ahead_; }
+
  private:
   termios saved_{};
+  size_t num_typed_ahead_ = 0;
   bool active_ = false;
 };
 
@@ -412,6 +422,7 @@ void LineEditor::Refresh() {
 
 LineEditor::Outcome LineEditor::Read(std::string& line) {
   const RawMode raw;
+  size_t num_typed_ahead = raw.num_typed_ahead();
   state_.Start();
   shown_rows_ = 0;
   shown_cursor_row_ = 0;
@@ -449,6 +460,9 @@ LineEditor::Outcome LineEditor::Read(std::string& line) {
     if (n < 0 && errno == EINTR) continue;  // the window changed its size
     if (n <= 0) return leave(Outcome::kEndOfInput);
     pending_.assign(buffer, static_cast<size_t>(n));
+    const size_t num_cooked = std::min(num_typed_ahead, pending_.size());
+    std::replace(pending_.begin(), pending_.begin() + static_cast<ptrdiff_t>(num_cooked), '\n', '\r');
+    num_typed_ahead -= num_cooked;
   }
 }
 

@@ -17,6 +17,10 @@ import tempfile
 import time
 import unittest
 
+# A background job of a shell starts with these ignored, and the program then keeps them so; the tests send them.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
 PROGRAM = os.path.abspath(sys.argv.pop(1)) if len(sys.argv) > 1 else "build/deepinfer"
 GREEDY = ["--temperature", "0"]
 QUESTION = "What is the capital of France?"
@@ -196,6 +200,7 @@ class Generate(CliTest):
     def test_interrupt(self):
         process = subprocess.Popen([PROGRAM, "generate", "The", "--ignore-eos", "--max-tokens", "100000"], stdout=subprocess.PIPE,
                                    stderr=subprocess.PIPE, env=environment())
+        self.addCleanup(process.kill)
         process.stdout.read(1)  # it is generating
         process.send_signal(signal.SIGINT)
         _, stderr = process.communicate(timeout=60)
@@ -205,7 +210,9 @@ class Generate(CliTest):
     def test_interrupt_while_waiting_for_input(self):
         process = subprocess.Popen([PROGRAM, "debug", "tokenize"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                    stderr=subprocess.PIPE, env=environment())
-        time.sleep(0.5)
+        self.addCleanup(process.kill)
+        while f"{process.pid} (deepinfer) S" not in open(f"/proc/{process.pid}/stat", encoding="utf-8").read():
+            time.sleep(0.01)  # until it waits for its input
         process.send_signal(signal.SIGINT)
         _, stderr = process.communicate(timeout=60)
         self.assertEqual((process.returncode, stderr), (130, b""))
@@ -360,11 +367,21 @@ class Terminal:
             if time.monotonic() > deadline or not self.read(deadline - time.monotonic()):
                 raise AssertionError(f"{pattern!r} not in {self.output!r}")
 
+    def close(self):
+        """A failed test must not wait for the program."""
+        if self.pid:
+            os.kill(self.pid, signal.SIGKILL)
+            self.wait()
+
     def wait(self):
         while self.read(60):
             pass
+        ready, _, _ = select.select([self.fd], [], [], 0)
+        if not ready:
+            os.kill(self.pid, signal.SIGKILL)  # it neither writes nor ends
         _, status = os.waitpid(self.pid, 0)
         os.close(self.fd)
+        self.pid = 0
         return os.waitstatus_to_exitcode(status)
 
 
@@ -372,6 +389,11 @@ PROMPT = r"\x1b\[1m>\x1b\[0m "
 
 
 class Chat(CliTest):
+    def terminal(self, *args):
+        terminal = Terminal(*args)
+        self.addCleanup(terminal.close)
+        return terminal
+
     def test_piped(self):
         result = run("chat", *GREEDY, stdin=QUESTION + "\n\n" + QUESTION)
         self.assertEqual((result.returncode, result.stderr), (0, b""))
@@ -400,7 +422,7 @@ class Chat(CliTest):
         self.refused(run("chat", stdin="/save /no/such/dir/x\n"), 1, "/no/such/dir/x")
 
     def test_terminal(self):
-        terminal = Terminal("chat", *GREEDY)
+        terminal = self.terminal("chat", *GREEDY)
         terminal.expect("/help lists the commands")
         terminal.expect(PROMPT)
         terminal.send(QUESTION + "\r")
@@ -418,22 +440,29 @@ class Chat(CliTest):
         self.assertEqual(terminal.wait(), 0)
 
     def test_interrupt_stops_the_answer_not_the_program(self):
-        terminal = Terminal("chat", *GREEDY, "--no-think")
+        terminal = self.terminal("chat", *GREEDY, "--no-think")
         terminal.expect(PROMPT)
         terminal.send("\x03")
         terminal.expect("Ctrl-D or /quit leaves")
-        terminal.expect(PROMPT)  # raw mode again: what is typed before is a pasted line, not a sent one
         terminal.send(QUESTION + "\r")
         terminal.expect(r"Paris")
         terminal.expect(PROMPT)
         terminal.send("\x04")
         self.assertEqual(terminal.wait(), 0)
 
+    def test_what_is_typed_ahead_is_sent(self):
+        terminal = self.terminal("chat", *GREEDY, "--no-think")
+        terminal.send(QUESTION + "\r/effort 30\r")  # the model still loads
+        terminal.expect(r"Paris(?s:.)*reasoning effort: 30")
+        terminal.send(QUESTION + "\r/effort 31\r/quit\r")
+        terminal.expect(r"Paris(?s:.)*reasoning effort: 31")
+        self.assertEqual(terminal.wait(), 0)
+
     def test_history_file(self):
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "history")
             for number in range(2):
-                terminal = Terminal("chat", "--history-file", path)
+                terminal = self.terminal("chat", "--history-file", path)
                 terminal.expect(PROMPT)
                 if number == 1:
                     terminal.send("\x1b[A\x1b[A")  # before the /quit
