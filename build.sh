@@ -239,8 +239,18 @@ case "$COMMAND" in
     exit "${PIPESTATUS[0]}"
     ;;
   soak)
-    echo "error: there is no soak test named \"${ARGS[0]:-}\" in this version" >&2
-    exit 2
+    name=${ARGS[0]:-}
+    if [ "$name" != slice ]; then
+      echo "error: soak needs one of: slice" >&2
+      exit 2
+    fi
+    need_packages "${BASE_PACKAGES[@]}" libgtest-dev libgmock-dev
+    dir=$(build_dir)
+    configure "$dir" -DDEEPINFER_TESTS=ON
+    ninja -C "$dir" -j"$JOBS" slice_test
+    mkdir -p bench/results
+    "$dir/tests/model/slice/slice_test" 2>&1 | tee "bench/results/soak-$name.log"
+    exit "${PIPESTATUS[0]}"
     ;;
   wheel)
     need_packages "${BASE_PACKAGES[@]}" python3 python3-dev python3-venv python3-pip
