@@ -39,13 +39,21 @@ ChatOptions ToChatOptions(const ConversationConfig& config) {
   return options;
 }
 
+protocols::ConvertOptions ToConvertOptions(const ProtocolConfig& config) {
+  protocols::ConvertOptions options;
+  if (config.sampling_policy == "client") options.sampling_policy = protocols::SamplingPolicy::kClient;
+  options.tool_choice_thinking_grammar = config.tool_choice_thinking == "grammar";
+  options.reject_missing_reasoning = config.missing_reasoning == "reject";
+  return options;
+}
+
 Status CheckBuiltIn(const SamplingConfig& config) {
   const char* option = !config.grammar_regex.empty()         ? "--grammar-regex"
                        : !config.grammar_json_schema.empty() ? "--grammar-json-schema"
                        : !config.grammar_ebnf.empty()        ? "--grammar-ebnf"
                                                              : nullptr;
   if (option == nullptr) return Status::Ok();
-  return Unimplemented(std::string(option) + " needs structured outputs, which this version does not have; leave the option out");
+  return InvalidArgument(std::string(option) + " needs structured outputs, which this version does not have; leave the option out");
 }
 
 }  // namespace deepinfer::cli

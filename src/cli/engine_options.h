@@ -5,6 +5,7 @@
 
 #include "cli/command.h"
 #include "deepinfer/llm.h"
+#include "protocols/convert_options.h"
 
 namespace deepinfer::cli {
 
@@ -16,7 +17,9 @@ SamplingParams WithSamplingOptions(const SamplingConfig& config, SamplingParams 
 
 ChatOptions ToChatOptions(const ConversationConfig& config);
 
-// kUnimplemented for options of parts that are not built in.
+protocols::ConvertOptions ToConvertOptions(const ProtocolConfig& config);
+
+// kInvalidArgument for options of parts that are not built in.
 Status CheckBuiltIn(const SamplingConfig& config);
 
 }  // namespace deepinfer::cli

@@ -82,6 +82,13 @@ struct DebugConfig {
   std::string image_embeds;
 };
 
+// How requests of the API protocols are read (protocols.md of the specification).
+struct ProtocolConfig {
+  std::string sampling_policy = "official";      // official, client
+  std::string tool_choice_thinking = "reject";  // reject, grammar
+  std::string missing_reasoning = "fill";       // fill, reject
+};
+
 struct InspectConfig {
   bool verify = false;
 };
@@ -101,6 +108,7 @@ struct Config {
   SamplingConfig sampling;
   ConversationConfig conversation;
   DebugConfig debug;
+  ProtocolConfig protocol;
   InspectConfig inspect;
   BenchConfig bench;
 };

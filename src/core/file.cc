@@ -28,8 +28,24 @@ class FileDescriptor {
   int fd_;
 };
 
+const char* RemedyOf(int error) {
+  switch (error) {
+    case ENOENT:
+    case ENOTDIR: return "check the path";
+    case EACCES:
+    case EPERM: return "check its permissions";
+    case EISDIR: return "name a file";
+    case ENAMETOOLONG:
+    case ELOOP: return "check the path and its links";
+    case EMFILE:
+    case ENFILE: return "raise the limit of open files (ulimit -n)";
+    case EIO: return "check the disk";
+    default: return "check the file and its disk";
+  }
+}
+
 Status ReadError(const std::string& path, int error) {
-  return BadModel(fmt::format("cannot read {}: {}", path, std::strerror(error)));
+  return BadModel(fmt::format("cannot read {}: {}; {}", path, std::strerror(error), RemedyOf(error)));
 }
 
 Result<int64_t> RegularFileSize(const std::string& path, int fd) {
@@ -37,7 +53,7 @@ Result<int64_t> RegularFileSize(const std::string& path, int fd) {
   if (::fstat(fd, &st) != 0) return ReadError(path, errno);
   if (S_ISDIR(st.st_mode)) return ReadError(path, EISDIR);
   if (!S_ISREG(st.st_mode))
-    return BadModel(fmt::format("cannot read {}: not a regular file", path));
+    return BadModel(fmt::format("cannot read {}: not a regular file; name one", path));
   return int64_t{st.st_size};
 }
 
@@ -62,7 +78,7 @@ Result<std::string> ReadFile(const std::string& path, int64_t max_bytes) {
     const ssize_t n = ::read(fd.get(), bytes.data() + done, bytes.size() - done);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return ReadError(path, errno);
-    if (n == 0) return BadModel(fmt::format("{} shrank while it was read", path));
+    if (n == 0) return BadModel(fmt::format("{} shrank while it was read; try again when nothing writes to it", path));
     done += static_cast<size_t>(n);
   }
   return bytes;

@@ -85,13 +85,15 @@ Result<double> ParseFloat(const OptionSpec& spec, std::string_view text, std::st
 
 Result<bool> ParseBool(const OptionSpec& spec, std::string_view text, std::string_view shown, bool lax) {
   if (lax) return !(text.empty() || text == "0" || text == "false" || text == "False");
-  for (const std::string_view word : {"true", "1", "yes", "on", "True"}) {
-    if (text == word) return true;
+  std::string word(Trim(text));
+  for (char& c : word) c = static_cast<char>(c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c);
+  for (const std::string_view yes : {"true", "1", "yes", "on"}) {
+    if (word == yes) return true;
   }
-  for (const std::string_view word : {"false", "0", "no", "off", "False"}) {
-    if (text == word) return false;
+  for (const std::string_view no : {"false", "0", "no", "off"}) {
+    if (word == no) return false;
   }
-  return NotA(spec, shown, text, "true or false");
+  return NotA(spec, shown, text, "1, true, yes or on, or 0, false, no or off");
 }
 
 Result<std::vector<int64_t>> ParseIntList(const OptionSpec& spec, std::string_view text, std::string_view shown) {
@@ -336,9 +338,9 @@ class Resolver {
       bool done = false;
       for (const std::string& name : names) {
         known.push_back(name);
-        const std::optional<std::string> value = spec.is_bool() ? environment_.Get(name) : environment_.GetNonEmpty(name);
+        const std::optional<std::string> value = spec.lax_env_bool ? environment_.Get(name) : environment_.GetNonEmpty(name);
         if (!value || done) continue;
-        Apply(spec, *value, name, OptionSource::kEnvironment, true);
+        Apply(spec, *value, name, OptionSource::kEnvironment, spec.lax_env_bool);
         done = true;
       }
     }

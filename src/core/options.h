@@ -45,6 +45,8 @@ struct OptionSpec {
   std::vector<std::string_view> aliases = {};      // further flags
   std::vector<std::string_view> env_aliases = {};  // further environment names, full spelling
   std::string_view key = {};                       // key in the file; empty = name with underscores
+  // A bool that existed in 0.1.0: in the environment everything but "", 0, false and False means true (engine.md 4).
+  bool lax_env_bool = false;
 
   std::string flag() const;      // "--max-tokens"
   std::string env_name() const;  // "DEEPINFER_MAX_TOKENS"
@@ -59,7 +61,8 @@ std::span<const OptionSpec> OptionTable();
 const OptionSpec* FindOption(std::string_view name);
 
 // Parses `text` and stores it. Errors name `shown` ("--max-tokens", "DEEPINFER_MAX_TOKENS", "max_tokens in FILE"), the
-// value and what is accepted. Bools of the environment are false for "", 0, false and False only (`lax_bool`).
+// value and what is accepted. Bools are 1, true, yes, on or 0, false, no, off; with `lax_bool` everything but "", 0, false and
+// False is true.
 Status SetOption(const OptionSpec& spec, std::string_view text, std::string_view shown, bool lax_bool, Config& config);
 // The current value as text; "" for an unset optional.
 std::string OptionValueText(const OptionSpec& spec, const Config& config);

@@ -84,10 +84,12 @@ Status Generator::Validate(const GenerateRequest& request) const {
   const int64_t num_prompt_tokens = static_cast<int64_t>(request.prompt_ids.size());
   if (num_prompt_tokens > runner_.max_model_len()) {
     return Status(StatusCode::kResourceExhausted,
-                  fmt::format("the prompt has {} tokens but the context length is {}; shorten it or start with a larger "
-                              "max_model_len",
+                  fmt::format("the prompt has {} tokens but the context length is {}; shorten it{}",
                               num_prompt_tokens,
-                              runner_.max_model_len()),
+                              runner_.max_model_len(),
+                              num_prompt_tokens <= runner_.longest_model_len()
+                                  ? fmt::format(" or start with a larger --max-model-len (at most {})", runner_.longest_model_len())
+                                  : std::string()),
                   kPromptLengthField);
   }
   return sampling::ValidateSamplingParams(request.params, vocab_size);

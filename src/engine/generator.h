@@ -23,7 +23,8 @@
 namespace deepinfer::engine {
 
 struct GeneratorOptions {
-  int64_t prefill_chunk_tokens = 2048;
+  // Between chunks a request can be cancelled; the results do not depend on it.
+  int64_t prefill_chunk_tokens = 512;
   LogprobsMode logprobs_mode = LogprobsMode::kProcessed;
   bool compute_sum_smaller_probs = false;
   // Tokens that are never generated, whatever a request says.

@@ -19,6 +19,7 @@ class ModelRunner : public StepRunner {
 
   int vocab_size() const override { return model_.config().vocab_size; }
   int64_t max_model_len() const override { return model_.max_model_len(); }
+  int64_t longest_model_len() const override { return model_.config().max_position_embeddings; }
   Result<std::unique_ptr<RunnerSequence>> NewSequence() override;
   Result<std::span<const float>> Forward(std::span<const StepChunk> chunks) override;
 

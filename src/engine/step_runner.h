@@ -32,6 +32,8 @@ class StepRunner {
 
   virtual int vocab_size() const = 0;
   virtual int64_t max_model_len() const = 0;
+  // The longest context that the checkpoint supports: max_model_len() can be raised up to it.
+  virtual int64_t longest_model_len() const { return max_model_len(); }
   virtual Result<std::unique_ptr<RunnerSequence>> NewSequence() = 0;
   // Logit rows of all chunks in order, [rows, vocab_size] float32, valid until the next call.
   virtual Result<std::span<const float>> Forward(std::span<const StepChunk> chunks) = 0;

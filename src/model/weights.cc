@@ -40,6 +40,8 @@ class Loader {
       default: return BadModel(fmt::format("tensor {} has dtype {}, which no weight uses", name, DTypeName(tensor.dtype)));
     }
     m.host_data = tensor.data + first_row * row_bytes;
+    // Small, and a NaN in them would not reach the logits: it changes which experts are chosen.
+    if (tensor.dtype == DType::kF32 || name.ends_with(".gate.weight")) DI_RETURN_IF_ERROR(CheckFinite(tensor, name));
     if (tensor.dtype == DType::kF8E4M3 || tensor.dtype == DType::kI8) {
       const std::string scale_name = name.substr(0, name.size() - std::string_view(".weight").size()) + ".scale";
       DI_ASSIGN_OR_RETURN(const TensorView scale, checkpoint_.Get(scale_name));
@@ -86,6 +88,7 @@ class Loader {
     } else {
       return BadModel(fmt::format("tensor {} has dtype {}, expected F32 or BF16", name, DTypeName(tensor.dtype)));
     }
+    DI_RETURN_IF_ERROR(CheckFinite(tensor, name));
     Done(tensor.num_bytes);
     return values;
   }
@@ -212,6 +215,27 @@ class Loader {
   }
 
  private:
+  // F32 and BF16 only.
+  static Status CheckFinite(const TensorView& tensor, const std::string& name) {
+    const int64_t n = tensor.num_elements();
+    for (int64_t i = 0; i < n; ++i) {
+      bool is_finite = true;
+      if (tensor.dtype == DType::kF32) {
+        uint32_t bits;
+        std::memcpy(&bits, tensor.data + 4 * i, 4);
+        is_finite = (bits & 0x7f800000u) != 0x7f800000u;
+      } else {
+        uint16_t bits;
+        std::memcpy(&bits, tensor.data + 2 * i, 2);
+        is_finite = (bits & 0x7f80u) != 0x7f80u;
+      }
+      if (!is_finite)
+        return BadModel(fmt::format("tensor {} holds a value that is not finite at element {}; the file is damaged, download it again",
+                                    name, i));
+    }
+    return Status::Ok();
+  }
+
   void Done(int64_t bytes) {
     done_bytes_ += bytes;
     if (progress_) progress_(std::min(done_bytes_, total_bytes_), total_bytes_);

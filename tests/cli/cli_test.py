@@ -5,12 +5,15 @@
 Standard library only. Everything runs on the demo model."""
 
 import errno
+import glob
 import json
 import os
 import pty
 import re
 import select
+import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -22,6 +25,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 PROGRAM = os.path.abspath(sys.argv.pop(1)) if len(sys.argv) > 1 else "build/deepinfer"
+SOURCE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 GREEDY = ["--temperature", "0"]
 QUESTION = "What is the capital of France?"
 
@@ -195,7 +199,7 @@ class Generate(CliTest):
         self.refused(run("generate", "--max-model-len", "16", stdin="word " * 100), 1, "16")
 
     def test_grammar_is_refused(self):
-        self.refused(run("generate", "x", "--grammar-regex", "/dev/null"), 1, "--grammar-regex")
+        self.refused(run("generate", "x", "--grammar-regex", "/dev/null"), 2, "--grammar-regex")
 
     def test_interrupt(self):
         process = subprocess.Popen([PROGRAM, "generate", "The", "--ignore-eos", "--max-tokens", "100000"], stdout=subprocess.PIPE,
@@ -301,6 +305,67 @@ class Debug(CliTest):
             with self.subTest(args=args, stdin=stdin[:20]):
                 self.refused(run("debug", *args, stdin=stdin), 3, "stdin")
         self.assertEqual(json.loads(run("debug", "detokenize", stdin="[-1, 99999999999, 18446744073709551615]").stdout), {"text": ""})
+
+    def test_unknown_ids_are_named_on_stderr(self):
+        result = run("debug", "detokenize", "--jsonl", stdin="[1, 99999999]\n[-1]\n")
+        self.assertEqual(result.returncode, 0)
+        self.assertIn("2 ids are outside the vocabulary", result.stderr.decode())
+        self.assertEqual(run("debug", "detokenize", "--quiet", stdin="[-1]").stderr, b"")
+
+    def test_protocol_options(self):
+        request = json.dumps({"model": "deepseek-flash", "messages": [{"role": "user", "content": "Hi"}], "temperature": 0.25, "top_p": 0.5})
+        official = json.loads(run("debug", "render", stdin=request).stdout)["inference"]
+        client = json.loads(run("debug", "render", "--sampling-policy", "client", stdin=request).stdout)["inference"]
+        self.assertEqual((client["temperature"], client["top_p"]), (0.25, 0.5))
+        self.assertNotEqual((official["temperature"], official["top_p"]), (0.25, 0.5))
+        tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
+        forced = json.dumps({"model": "deepseek-flash", "messages": [{"role": "user", "content": "Hi"}], "tools": tools,
+                             "tool_choice": "required"})
+        self.assertEqual(run("debug", "render", stdin=forced).returncode, 1)
+        self.assertEqual(run("debug", "render", "--tool-choice-thinking", "grammar", stdin=forced).returncode, 0)
+        history = json.dumps({"model": "deepseek-flash", "messages": [
+            {"role": "user", "content": "Hi"},
+            {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]},
+            {"role": "tool", "tool_call_id": "1", "content": "x"}], "tools": tools})
+        self.assertEqual(run("debug", "render", stdin=history).returncode, 0)
+        refused = run("debug", "render", "--missing-reasoning", "reject", stdin=history)
+        self.assertEqual(refused.returncode, 1)
+        self.assertIn("must be passed back to the API", refused.stdout.decode())
+
+
+class DamagedWeights(CliTest):
+    def model_with(self, name, value):
+        """A copy of the demo model whose tensor `name` (F32 or BF16) starts with `value`."""
+        directory = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, directory)
+        model = os.path.join(directory, "model")
+        shutil.copytree(os.path.join(SOURCE, "models", "demo"), model)
+        for shard in glob.glob(os.path.join(model, "*.safetensors")):
+            with open(shard, "r+b") as file:
+                size = struct.unpack("<Q", file.read(8))[0]
+                tensor = json.loads(file.read(size)).get(name)
+                if tensor is None:
+                    continue
+                file.seek(8 + size + tensor["data_offsets"][0])
+                data = struct.pack("<f", value)
+                file.write(data if tensor["dtype"] == "F32" else data[2:])
+                return model
+        self.fail("no tensor " + name)
+
+    def test_a_router_that_is_not_finite_is_refused(self):
+        for name in ("layers.1.ffn.gate.bias", "layers.1.ffn.gate.weight", "norm.weight"):
+            with self.subTest(name=name):
+                model = self.model_with(name, float("nan"))
+                self.refused(run("generate", "--model", model, "x"), 3, name)
+                self.refused(run("inspect", "--verify", "--model", model), 3, name)
+
+    def test_logits_that_are_not_finite_end_the_work(self):
+        model = self.model_with("head.weight", float("nan"))
+        golden = os.path.join(SOURCE, "tests", "golden", "tiny", "nll.json")
+        for args in (["generate", "x"], ["debug", "draft", "--ids", "5", "--next", "8"], ["debug", "logits", "--ids", "5"],
+                     ["eval", "nll", golden]):
+            with self.subTest(args=args):
+                self.refused(run(args[0], *args[1:], "--model", model), 1, "inspect --verify")
 
 
 class Logs(CliTest):

@@ -133,13 +133,20 @@ TEST(ResolveConfig, EnvironmentAliases) {
 }
 
 TEST(ResolveConfig, BoolsOfTheEnvironment) {
-  const std::pair<const char*, bool> cases[] = {{"", false},     {"0", false},   {"false", false}, {"False", false},
-                                                {"1", true},     {"true", true}, {"no", true},     {"anything", true}};
+  const std::pair<const char*, bool> cases[] = {{"", false},  {"0", false},   {"false", false}, {"False", false}, {"no", false}, {"OFF", false},
+                                                {"1", true},  {"true", true}, {"yes", true},    {"On", true}};
   for (const auto& [text, expected] : cases) {
     const auto resolved = Resolve({}, {{"DEEPINFER_QUIET", text}});
     ASSERT_TRUE(resolved.ok());
     EXPECT_EQ(resolved->config.log.quiet, expected) << text;
   }
+  const auto refused = Resolve({}, {{"DEEPINFER_QUIET", "anything"}});
+  ASSERT_FALSE(refused.ok());
+  EXPECT_THAT(refused.status().message(), HasSubstr("DEEPINFER_QUIET is \"anything\" but must be 1, true, yes or on"));
+  // The rule of 0.1.0, for the names it had.
+  Config config;
+  EXPECT_TRUE(SetOption(*FindOption("quiet"), "no", "DEEPINFER_QUIET", true, config).ok());
+  EXPECT_TRUE(config.log.quiet);
 }
 
 TEST(ResolveConfig, UnknownEnvironmentNameIsAWarningWithASuggestion) {
@@ -203,7 +210,7 @@ INSTANTIATE_TEST_SUITE_P(Table, AbsurdValues,
                                            BadValue{"threads", "1000000", "from 0 to"}, BadValue{"device", "gpu", "cuda:N"},
                                            BadValue{"device", "cuda:", "cuda:N"}, BadValue{"device", "cuda:x", "cuda:N"},
                                            BadValue{"numerics", "fp16", "release, fp32, plain"}, BadValue{"log-level", "loud", "trace"},
-                                           BadValue{"quiet", "maybe", "true or false"}, BadValue{"stop", "", "empty"},
+                                           BadValue{"quiet", "maybe", "1, true, yes or on, or 0, false, no or off"}, BadValue{"stop", "", "empty"},
                                            BadValue{"model", "", "empty"}, BadValue{"seed", "1e3", "whole number"}));
 
 TEST(ResolveConfig, AllProblemsComeTogether) {

@@ -8,6 +8,7 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "engine/step_runner.h"
@@ -25,6 +26,7 @@ class FakeRunner : public StepRunner {
 
   int vocab_size() const override { return vocab_size_; }
   int64_t max_model_len() const override { return max_model_len_; }
+  int64_t longest_model_len() const override { return longest_len; }
   Result<std::unique_ptr<RunnerSequence>> NewSequence() override {
     return std::unique_ptr<RunnerSequence>(std::make_unique<FakeSequence>());
   }
@@ -41,10 +43,13 @@ class FakeRunner : public StepRunner {
       }
       chunk_sizes.push_back(static_cast<int64_t>(chunk.ids.size()));
     }
+    if (replaced_logit && !logits_.empty()) logits_[logits_.size() / 2] = *replaced_logit;
     if (on_step) on_step();
     return std::span<const float>(logits_);
   }
 
+  int64_t longest_len = 0;
+  std::optional<float> replaced_logit;  // of the middle of the last row
   std::vector<int64_t> chunk_sizes;
   std::function<void()> on_step;
 

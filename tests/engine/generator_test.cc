@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/generator.h"
 
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -273,6 +274,39 @@ TEST_F(GeneratorTest, ChunkingChangesNothing) {
   }
 }
 
+TEST_F(GeneratorTest, ALongPromptCanBeCancelledAfterAtMost512Tokens) {
+  FakeRunner runner(kVocab, 10000);
+  Generator generator(runner, tokenizer(), 1, options_);
+  GenerateRequest request;
+  request.prompt_ids.assign(5000, 7);
+  CancelToken cancel;
+  runner.on_step = [&] {
+    if (runner.chunk_sizes.size() == 2) cancel.Cancel();
+  };
+  const auto c = generator.Generate(request, {}, &cancel);
+  ASSERT_TRUE(c.ok());
+  EXPECT_EQ(c->finish_reason, FinishReason::kAbort);
+  EXPECT_EQ(runner.chunk_sizes, (std::vector<int64_t>{512, 512}));
+}
+
+TEST_F(GeneratorTest, LogitsThatAreNotFiniteEndOnlyTheirRequest) {
+  Generator generator(runner_, tokenizer(), 1, options_);
+  GenerateRequest request;
+  request.prompt_ids = {1, 2};
+  request.params.max_tokens = 3;
+  for (const float value : {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+    for (const double temperature : {0.0, 1.0}) {
+      request.params.temperature = temperature;
+      runner_.replaced_logit = value;
+      const Status status = generator.Generate(request).status();
+      EXPECT_EQ(status.code(), StatusCode::kInternal);
+      EXPECT_NE(status.message().find("inspect --verify"), std::string::npos) << status.message();
+      runner_.replaced_logit.reset();
+      EXPECT_TRUE(generator.Generate(request).ok());
+    }
+  }
+}
+
 TEST_F(GeneratorTest, SeedsRepeatAndDiffer) {
   GenerateRequest request;
   request.prompt_ids = {5, 6};
@@ -307,6 +341,12 @@ TEST_F(GeneratorTest, RefusalsComeBeforeAnyWork) {
   EXPECT_EQ(status.code(), StatusCode::kResourceExhausted);
   EXPECT_EQ(status.field(), kPromptLengthField);
   EXPECT_NE(status.message().find("201"), std::string::npos);
+  // A longer context is only offered where the checkpoint has one that helps.
+  EXPECT_EQ(status.message().find("max-model-len"), std::string::npos);
+  runner_.longest_len = 200;
+  EXPECT_EQ(generator.Generate(request).status().message().find("max-model-len"), std::string::npos);
+  runner_.longest_len = 300;
+  EXPECT_NE(generator.Generate(request).status().message().find("--max-model-len (at most 300)"), std::string::npos);
   request.prompt_ids = {1};
   request.params.top_p = 2;
   EXPECT_EQ(generator.Generate(request).status().field(), "top_p");

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // debug draft: what the draft head proposes after --ids and --next.
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
 #include <fmt/format.h>
 
 #include "cli/commands.h"
@@ -27,7 +31,12 @@ Status Run(Invocation& invocation) {
   chunk.no_logits = true;
   const auto done = model.Forward({&chunk, 1});
   if (!done.ok()) return done.status();
-  DI_ASSIGN_OR_RETURN(const model::DraftResult draft, model.Draft(*sequence, static_cast<int32_t>(*debug.next)));
+  DI_ASSIGN_OR_RETURN(const model::DraftResult draft, model.Draft(*sequence, static_cast<int32_t>(*debug.next), true));
+  const auto is_finite = [](const std::vector<float>& values) {
+    return std::all_of(values.begin(), values.end(), [](float x) { return std::isfinite(x); });
+  };
+  if (!is_finite(draft.base_logits) || !is_finite(draft.logits) || !is_finite(draft.confidence_logits))
+    return Internal("the logits of the draft head are not finite; check the weights with deepinfer inspect --verify");
   invocation.out.Line(DumpJson(Json{{"tokens", draft.tokens}, {"confidence_logits", draft.confidence_logits}}));
   return invocation.out.Check();
 }

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "cli/commands.h"
+#include "cli/engine_options.h"
 #include "cli/input.h"
 #include "core/json.h"
 #include "text/tokenizer.h"
@@ -47,7 +48,7 @@ Status RunParseStream(Invocation& invocation) {
   options.normalize = debug.normalize;
   options.accumulate = debug.accumulate;
 
-  const protocols::ConvertOptions convert_options;
+  const protocols::ConvertOptions convert_options = ToConvertOptions(invocation.config.protocol);
   DI_ASSIGN_OR_RETURN(const std::string body, RequestBody(debug, convert_options));
   DI_ASSIGN_OR_RETURN(const std::string dir, ModelDir(invocation));
   DI_ASSIGN_OR_RETURN(const std::unique_ptr<text::Tokenizer> tokenizer, text::Tokenizer::Load(dir));

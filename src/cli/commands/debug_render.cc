@@ -4,6 +4,7 @@
 #include "protocols/debug_render.h"
 
 #include "cli/commands.h"
+#include "cli/engine_options.h"
 #include "cli/input.h"
 #include "text/tokenizer.h"
 
@@ -19,7 +20,7 @@ Status RunRender(Invocation& invocation) {
   DI_ASSIGN_OR_RETURN(const std::unique_ptr<text::Tokenizer> tokenizer, text::Tokenizer::Load(dir));
   DI_ASSIGN_OR_RETURN(const std::string body, ReadStdin(kMaxRequestBytes));
   const protocols::DebugRenderResult result =
-      protocols::DebugRender(api, body, *tokenizer, protocols::ConvertOptions());
+      protocols::DebugRender(api, body, *tokenizer, ToConvertOptions(invocation.config.protocol));
   invocation.out.Line(DumpJson(result.json));
   invocation.exit_code = result.is_error ? 1 : 0;
   return Status::Ok();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // debug tokenize, debug detokenize: text to ids and back, one JSON object a line.
+#include <algorithm>
 #include <vector>
 
 #include <fmt/format.h>
@@ -94,13 +95,20 @@ Status RunDetokenize(Invocation& invocation) {
   DI_ASSIGN_OR_RETURN(const std::string dir, ModelDir(invocation));
   DI_ASSIGN_OR_RETURN(const std::unique_ptr<text::Tokenizer> tokenizer, text::Tokenizer::Load(dir));
   DI_ASSIGN_OR_RETURN(const std::string input, ReadStdin());
+  int64_t num_unknown = 0;
   const auto print = [&](std::string_view line) -> Status {
     DI_ASSIGN_OR_RETURN(const std::vector<int32_t> ids, ParseIds(line));
+    num_unknown += std::count_if(ids.begin(), ids.end(), [&](int32_t id) { return id < 0 || id >= tokenizer->vocab_size(); });
     invocation.out.Line(DumpJson(Json{{"text", tokenizer->Decode(ids, invocation.config.debug.skip_special)}}));
     return invocation.out.Check();
   };
-  if (!invocation.config.debug.jsonl) return print(input).WithContext("stdin");
-  return ForEachLine(input, [&](std::string_view line, int64_t) { return print(line); });
+  DI_RETURN_IF_ERROR(invocation.config.debug.jsonl
+                         ? ForEachLine(input, [&](std::string_view line, int64_t) { return print(line); })
+                         : print(input).WithContext("stdin"));
+  if (num_unknown > 0 && !invocation.config.log.quiet) {
+    DI_LOG(warn, "{} ids are outside the vocabulary of {} and have no text", num_unknown, tokenizer->vocab_size());
+  }
+  return Status::Ok();
 }
 
 }  // namespace

@@ -33,6 +33,10 @@ Result<std::vector<int32_t>> IdsOf(const Json& object, const char* key, const st
   return ids;
 }
 
+Status NotFinite(size_t position) {
+  return Internal(fmt::format("the logits of position {} are not finite; check the weights with deepinfer inspect --verify", position));
+}
+
 // log(sum(exp(row))) in float64.
 double LogSumExp(std::span<const float> row) {
   const float top = *std::max_element(row.begin(), row.end());
@@ -56,6 +60,7 @@ Result<double> SampleNll(model::Model& model, const std::vector<int32_t>& ids, s
     for (size_t t = 0; t < n; ++t) {
       const auto row = logits.subspan(t * vocab, vocab);
       sum += LogSumExp(row) - row[static_cast<size_t>(ids[done + t + 1])];
+      if (!std::isfinite(sum)) return NotFinite(done + t);
     }
     done += n;
   }
@@ -116,6 +121,8 @@ Status RunGreedy(Invocation& invocation) {
       chunk.ids = ids;
       DI_ASSIGN_OR_RETURN(const std::span<const float> logits, model.Forward({&chunk, 1}));
       const int32_t best = static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+      // NaN anywhere makes the sum NaN, whatever max_element found.
+      if (!std::isfinite(LogSumExp(logits))) return NotFinite(prompt.size() + continuation.size() - 1);
       continuation.push_back(best);
       if (best == engine->config().eos_token_id) break;
       ids = {best};
