@@ -100,7 +100,11 @@ Status WriteFileAtomically(const std::string& path, std::string_view bytes) {
   const std::string temporary = write_through ? path : fmt::format("{}.tmp-{}", path, ::getpid());
   const auto fail = [&](const char* what, int error) {
     if (!write_through) ::unlink(temporary.c_str());
-    return ResourceExhausted(fmt::format("cannot {} {}: {}", what, path, std::strerror(error)));
+    const char* remedy = error == ENOSPC || error == EDQUOT ? "free some space or choose another disk"
+                         : error == EFBIG                   ? "raise the file size limit (ulimit -f)"
+                         : error == ENOENT                  ? "create its folder first"
+                                                            : "choose a place that can be written";
+    return ResourceExhausted(fmt::format("cannot {} {}: {}; {}", what, path, std::strerror(error), remedy));
   };
   FileDescriptor fd(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
   if (fd.get() < 0) return fail("create", errno);

@@ -136,7 +136,7 @@ Result<Json> ParseJson(std::string_view text, int max_depth) {
 Result<Json> ReadJsonFile(const std::string& path, int64_t max_bytes) {
   DI_ASSIGN_OR_RETURN(std::string text, ReadFile(path, max_bytes));
   Result<Json> json = ParseJson(text);
-  if (!json.ok()) return BadModel(fmt::format("{}: {}", path, json.status().message()));
+  if (!json.ok()) return BadModel(fmt::format("{}: {}; mend the file or fetch it again", path, json.status().message()));
   return json;
 }
 

@@ -67,7 +67,7 @@ Result<Index> ReadIndex(const std::string& path) {
   std::unordered_map<std::string, int> shard_idx;
   JsonScanner scanner(text);
   const auto json_error = [&] {
-    return BadModel(fmt::format("{}: {}", path, scanner.ErrorText()));
+    return BadModel(fmt::format("{}: {}; fetch the file again", path, scanner.ErrorText()));
   };
   bool has_map = false;
   bool first = true;
@@ -77,7 +77,7 @@ Result<Index> ReadIndex(const std::string& path) {
       if (!scanner.SkipValue(kMaxMetadataDepth)) return json_error();
       continue;
     }
-    if (has_map) return BadModel(fmt::format("{}: weight_map appears twice", path));
+    if (has_map) return BadModel(fmt::format("{}: weight_map appears twice; fetch the file again", path));
     has_map = true;
     std::string name;
     std::string shard;
@@ -103,7 +103,7 @@ Result<Index> ReadIndex(const std::string& path) {
   if (!scanner.ExpectEnd()) return json_error();
   if (!has_map)
     return BadModel(fmt::format("{}: weight_map is missing; this key is required", path));
-  if (index.placement.empty()) return BadModel(fmt::format("{}: weight_map names no tensor", path));
+  if (index.placement.empty()) return BadModel(fmt::format("{}: weight_map names no tensor; fetch the file again", path));
   return index;
 }
 

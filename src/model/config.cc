@@ -638,7 +638,7 @@ Status ModelConfig::CheckDecoderReplay() const {
 
 Result<ModelConfig> ModelConfig::FromJson(const Json& json, const std::string& origin) {
   if (!json.is_object())
-    return BadModel(fmt::format("{}: a JSON object is expected at the top level", origin));
+    return BadModel(fmt::format("{}: a JSON object is expected at the top level; fetch the file again", origin));
   ModelConfig c;
   Status status;
   Section top(json, "", origin, &status);
@@ -689,7 +689,7 @@ Result<ModelConfig> ModelConfig::Load(const std::string& model_dir) {
   const std::string path = model_dir + "/config.json";
   DI_ASSIGN_OR_RETURN(const std::string text, ReadModelFile(model_dir, "config.json", kMaxConfigBytes));
   const Result<Json> json = ParseJson(text);
-  if (!json.ok()) return BadModel(path + ": " + json.status().message());
+  if (!json.ok()) return BadModel(fmt::format("{}: {}; mend the file or fetch it again", path, json.status().message()));
   return FromJson(*json, path);
 }
 

@@ -329,7 +329,8 @@ Result<std::unique_ptr<Tokenizer>> Tokenizer::Load(const std::string& model_dir)
 Result<std::unique_ptr<Tokenizer>> Tokenizer::FromJsonText(std::string_view json_text, const std::string& origin) {
   DI_ASSIGN_OR_RETURN(const TokenizerFile file, ParseTokenizerFile(json_text, origin));
   std::unique_ptr<Tokenizer> tokenizer(new Tokenizer());
-  if (Status status = tokenizer->impl_->Build(file); !status.ok()) return std::move(status).WithContext(origin);
+  if (Status status = tokenizer->impl_->Build(file); !status.ok())
+    return Status(status.code(), fmt::format("{}: {}; {}", origin, status.message(), kTokenizerFileRemedy));
   return tokenizer;
 }
 

@@ -305,7 +305,7 @@ std::string ReadAddedTokens(const Json& list, std::vector<TokenizerFile::AddedTo
 }  // namespace
 
 deepinfer::Result<TokenizerFile> ParseTokenizerFile(std::string_view json_text, const std::string& origin) {
-  const auto bad = [&](const std::string& what) { return BadModel(fmt::format("{}: {}", origin, what)); };
+  const auto bad = [&](const std::string& what) { return BadModel(fmt::format("{}: {}; {}", origin, what, kTokenizerFileRemedy)); };
   FileHandler handler;
   bool is_complete = false;
   try {

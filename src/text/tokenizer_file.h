@@ -51,6 +51,9 @@ struct TokenizerFile {
   }
 };
 
+// What to do about a file that is damaged or of another model.
+inline constexpr const char* kTokenizerFileRemedy = "fetch the tokenizer.json of the checkpoint again";
+
 // Errors are kBadModel and begin with `origin`. Ids are in [0, kMaxTokenIds); uniqueness is checked by the tokenizer.
 deepinfer::Result<TokenizerFile> ParseTokenizerFile(std::string_view json_text, const std::string& origin);
 
