@@ -22,9 +22,12 @@ enum class FinishReason {
   kPromptLengthExceeded, // the prompt does not fit; nothing ran
   kInvalidToken,         // a prompt id outside the vocabulary; nothing ran
   kInvalidLogits,        // the model gave NaN or infinite logits
+  kInsufficientResource, // taken off the device for lack of cache memory and not resumed
+  kInternalError,        // the step that computed it failed
 };
 
-// "", "stop", "length", "abort", "timeout", "prompt_length_exceeded", "invalid_token", "error: invalid logits".
+// "", "stop", "length", "abort", "timeout", "prompt_length_exceeded", "invalid_token", "error: invalid logits",
+// "insufficient_system_resource", "error: internal".
 std::string_view FinishReasonName(FinishReason reason);
 
 // Log probabilities are natural logarithms, floored at this value.

@@ -23,6 +23,8 @@ std::string_view FinishReasonName(FinishReason reason) {
     case FinishReason::kPromptLengthExceeded: return "prompt_length_exceeded";
     case FinishReason::kInvalidToken: return "invalid_token";
     case FinishReason::kInvalidLogits: return "error: invalid logits";
+    case FinishReason::kInsufficientResource: return "insufficient_system_resource";
+    case FinishReason::kInternalError: return "error: internal";
   }
   return "";
 }

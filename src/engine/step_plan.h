@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// StepPlan: one step as plain data, complete enough for the compute thread to execute without asking anybody. StepResult:
+// what comes back. Both are recycled; their vectors keep their capacity.
+//
+// Execution order: `ops` in order (a later one may reuse what an earlier one released), then the rows, then `saves`.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "engine/sequence.h"
+
+namespace deepinfer::engine {
+
+enum class StepKind { kNone, kPrefill, kDecode };
+
+struct SlotOp {
+  enum class Kind {
+    kBind,       // slot `to` starts a sequence: state zeroed, history of ids[begin, begin + count), floors set, no blocks
+    kLoadState,  // producer rings of slot `to` from STATE record `from`
+    kCopyState,  // slot `to` := slot `from`, its history cut to `count` tokens; no blocks
+    kCopyBlock,  // block `to` := block `from`
+    kTable,      // blocks of slot `to` from table index `first` on := blocks[begin, begin + count)
+  };
+  Kind kind = Kind::kBind;
+  int32_t from = 0;
+  int32_t to = 0;
+  int64_t first = 0;
+  int64_t begin = 0;
+  int64_t count = 0;
+  int64_t valid_start = 0;    // kBind: window keys of smaller positions are not visible
+  int64_t decoder_floor = 0;  // kBind: the consumer half runs rows from here on
+};
+
+struct StepRow {
+  Sequence* sequence = nullptr;  // the scheduler's; alive until the step is processed
+  void* user = nullptr;          // SequenceSpec::user, for the compute thread
+  uint64_t sequence_id = 0;
+  uint32_t generation = 0;
+  int32_t state_slot = 0;
+  int64_t start = 0;       // position of the first token
+  int32_t num_tokens = 0;
+  // Tokens that the host knows, in StepPlan::ids: all of a prefill row, the first of a decode row; 0 of a decode row: the
+  // slot's newest sampled token is fed forward. Drafts are on the device.
+  int64_t ids_begin = 0;
+  int32_t num_ids = 0;
+  int32_t previous_row = -1;  // this sequence's row of the decode step in flight, -1 if it has none
+  bool is_last_chunk = false;  // prefill: the prompt is complete, a token is sampled; decode rows always sample
+  bool needs_all_rows = false;
+  int64_t write_floor = 0;     // no compressed keys are written for positions below it
+};
+
+struct StateSave {
+  int32_t row = 0;
+  int64_t position = 0;  // the state after exactly that many tokens; inside the row or at its end
+  int32_t record = 0;
+};
+
+struct StepPlan {
+  uint64_t number = 0;
+  StepKind kind = StepKind::kNone;
+  std::vector<StepRow> rows;
+  std::vector<SlotOp> ops;
+  std::vector<StateSave> saves;  // by row, ascending positions
+  std::vector<int32_t> ids;
+  std::vector<int32_t> blocks;
+  int64_t num_tokens = 0;  // of all rows
+
+  bool is_empty() const { return rows.empty(); }
+  std::span<const int32_t> IdsOf(const StepRow& row) const {
+    return std::span<const int32_t>(ids).subspan(static_cast<size_t>(row.ids_begin), static_cast<size_t>(row.num_ids));
+  }
+  void Clear() {
+    kind = StepKind::kNone;
+    rows.clear();
+    ops.clear();
+    saves.clear();
+    ids.clear();
+    blocks.clear();
+    num_tokens = 0;
+  }
+};
+
+enum class RowOutcome : uint8_t {
+  kOk,
+  kInvalidLogits,  // not finite: ends this row's request only
+  kInternalError,  // the step did not run
+};
+
+struct StepResult {
+  // Per row: the sampled tokens (accepted drafts, then one more), `stride` apart.
+  int32_t stride = 1;
+  std::vector<int32_t> tokens;
+  std::vector<int32_t> num_tokens;  // 0 where the row failed or does not sample
+  std::vector<RowOutcome> outcome;
+  int64_t duration_ns = 0;          // of the step on the device
+
+  void Reset(size_t num_rows, int32_t max_tokens_per_row) {
+    stride = max_tokens_per_row;
+    tokens.assign(num_rows * static_cast<size_t>(stride), -1);
+    num_tokens.assign(num_rows, 0);
+    outcome.assign(num_rows, RowOutcome::kOk);
+    duration_ns = 0;
+  }
+};
+
+// What happened to a sequence. Tokens come in order; the last event of a sequence, and only that one, has a finish reason.
+struct SequenceEvent {
+  uint64_t id = 0;
+  std::shared_ptr<void> user;
+  int32_t token = -1;      // -1: no token
+  int32_t row = -1;        // of the processed step
+  int32_t token_in_row = 0;
+  int64_t num_output = 0;  // output tokens so far
+  int64_t cached_tokens = -1;  // with the first event that has a token
+  FinishReason finish_reason = FinishReason::kNone;
+  bool is_stop_token = false;  // `token` ended the sequence by being an end or stop token
+};
+
+}  // namespace deepinfer::engine
