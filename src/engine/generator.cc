@@ -34,6 +34,11 @@ namespace {
 
 // Logit rows of prompt log probabilities are taken in chunks of at most this size.
 constexpr int64_t kMaxPromptLogitBytes = int64_t{64} << 20;
+// A prompt is run in chunks of about this time, so that an interrupt is seen soon.
+constexpr double kChunkSeconds = 0.1;
+constexpr int64_t kFirstChunkTokens = 256, kMinChunkTokens = 64;
+// A model whose chunks take longer than this anyway reads its weights most of the time: then few large chunks are best.
+constexpr double kSlowChunkSeconds = 2;
 
 uint64_t RandomSeed() {
   std::random_device device;
@@ -63,9 +68,19 @@ Generator::Generator(StepRunner& runner, const text::Tokenizer& tokenizer, int e
     blacklist_mask_ = BuildTokenMask(tokenizer, runner.vocab_size(), false, options_.token_blacklist);
   }
   options_.prefill_chunk_tokens = std::max<int64_t>(options_.prefill_chunk_tokens, 1);
+  paced_chunk_tokens_ = std::min(kFirstChunkTokens, options_.prefill_chunk_tokens);
 }
 
 Generator::~Generator() = default;
+
+void Generator::PaceChunks(int64_t num_tokens, double elapsed_s) {
+  const double wanted = elapsed_s > 0 ? static_cast<double>(num_tokens) * kChunkSeconds / elapsed_s : 1e9;
+  int64_t tokens = options_.prefill_chunk_tokens;
+  if (elapsed_s < kSlowChunkSeconds && wanted < static_cast<double>(tokens)) {
+    tokens = std::max(kMinChunkTokens, static_cast<int64_t>(wanted) / kMinChunkTokens * kMinChunkTokens);
+  }
+  paced_chunk_tokens_ = std::min(tokens, options_.prefill_chunk_tokens);
+}
 
 std::vector<int32_t> Generator::EncodeText(std::string_view text, bool match_added_tokens) const {
   return match_added_tokens ? tokenizer_.EncodeFull(text) : tokenizer_.EncodePlain(text);
@@ -198,20 +213,23 @@ Status Generator::Run::PromptLogprobs(std::span<const float> rows, int64_t first
 
 Status Generator::Run::Prefill() {
   const std::span<const int32_t> ids = request_.prompt_ids;
-  size_t chunk_size = static_cast<size_t>(generator_.options_.prefill_chunk_tokens);
+  size_t max_chunk = ids.size();
   if (params_.prompt_logprobs) {
     const int64_t row_bytes = int64_t{generator_.vocab_size()} * static_cast<int64_t>(sizeof(float));
-    chunk_size = std::min(chunk_size, static_cast<size_t>(std::max<int64_t>(kMaxPromptLogitBytes / row_bytes, 1)));
+    max_chunk = static_cast<size_t>(std::max<int64_t>(kMaxPromptLogitBytes / row_bytes, 1));
   }
   for (size_t done = 0; done < ids.size();) {
     if (ShouldAbort()) return Status::Ok();
-    const size_t count = std::min(chunk_size, ids.size() - done);
+    const size_t count = std::min({static_cast<size_t>(generator_.paced_chunk_tokens_), max_chunk, ids.size() - done});
     const bool is_last = done + count == ids.size();
     StepChunk chunk;
     chunk.sequence = sequence_.get();
     chunk.ids = ids.subspan(done, count);
     chunk.logits = params_.prompt_logprobs ? LogitRows::kAll : is_last ? LogitRows::kLast : LogitRows::kNone;
+    const double start_s = generator_.options_.clock->NowSeconds();
     DI_ASSIGN_OR_RETURN(logits_, generator_.runner_.Forward({&chunk, 1}));
+    // Short remainders say nothing about a chunk.
+    if (count >= kMinChunkTokens) generator_.PaceChunks(static_cast<int64_t>(count), generator_.options_.clock->NowSeconds() - start_s);
     if (params_.prompt_logprobs) {
       DI_RETURN_IF_ERROR(PromptLogprobs(logits_, static_cast<int64_t>(done), static_cast<int64_t>(count)));
     }

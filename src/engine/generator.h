@@ -23,8 +23,8 @@
 namespace deepinfer::engine {
 
 struct GeneratorOptions {
-  // Between chunks a request can be cancelled; the results do not depend on it.
-  int64_t prefill_chunk_tokens = 512;
+  // At most. Smaller chunks are run where that lets a request be cancelled soon; the results do not depend on it.
+  int64_t prefill_chunk_tokens = 2048;
   LogprobsMode logprobs_mode = LogprobsMode::kProcessed;
   bool compute_sum_smaller_probs = false;
   // Tokens that are never generated, whatever a request says.
@@ -76,6 +76,8 @@ class Generator {
  private:
   class Run;  // one request
 
+  void PaceChunks(int64_t num_tokens, double elapsed_s);
+
   StepRunner& runner_;
   const text::Tokenizer& tokenizer_;
   int eos_token_id_;
@@ -84,6 +86,7 @@ class Generator {
   sampling::Sampler sampler_;
   std::vector<uint32_t> policy_mask_;
   std::vector<uint32_t> blacklist_mask_;  // empty without a blacklist
+  int64_t paced_chunk_tokens_;            // see PaceChunks
 };
 
 }  // namespace deepinfer::engine

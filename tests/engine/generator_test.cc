@@ -274,19 +274,28 @@ TEST_F(GeneratorTest, ChunkingChangesNothing) {
   }
 }
 
-TEST_F(GeneratorTest, ALongPromptCanBeCancelledAfterAtMost512Tokens) {
-  FakeRunner runner(kVocab, 10000);
-  Generator generator(runner, tokenizer(), 1, options_);
-  GenerateRequest request;
-  request.prompt_ids.assign(5000, 7);
-  CancelToken cancel;
-  runner.on_step = [&] {
-    if (runner.chunk_sizes.size() == 2) cancel.Cancel();
+// Chunks take about a tenth of a second, whatever the speed; a model that is slow whatever the chunk gets large ones.
+TEST_F(GeneratorTest, ALongPromptCanBeCancelledSoon) {
+  struct Case {
+    int64_t tokens_per_s;
+    std::vector<int64_t> chunks;
   };
-  const auto c = generator.Generate(request, {}, &cancel);
-  ASSERT_TRUE(c.ok());
-  EXPECT_EQ(c->finish_reason, FinishReason::kAbort);
-  EXPECT_EQ(runner.chunk_sizes, (std::vector<int64_t>{512, 512}));
+  for (const Case& test : {Case{5000, {256, 448, 448}}, Case{1000000, {256, 2048, 2048}}, Case{100, {256, 2048, 2048}},
+                           Case{200, {256, 64, 64}}}) {
+    FakeRunner runner(kVocab, 10000);
+    Generator generator(runner, tokenizer(), 1, options_);
+    GenerateRequest request;
+    request.prompt_ids.assign(9000, 7);
+    CancelToken cancel;
+    runner.on_step = [&] {
+      clock_.AdvanceMs(runner.chunk_sizes.back() * 1000 / test.tokens_per_s);
+      if (runner.chunk_sizes.size() == 3) cancel.Cancel();
+    };
+    const auto c = generator.Generate(request, {}, &cancel);
+    ASSERT_TRUE(c.ok());
+    EXPECT_EQ(c->finish_reason, FinishReason::kAbort);
+    EXPECT_EQ(runner.chunk_sizes, test.chunks);
+  }
 }
 
 TEST_F(GeneratorTest, LogitsThatAreNotFiniteEndOnlyTheirRequest) {
