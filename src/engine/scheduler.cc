@@ -160,7 +160,7 @@ int64_t Scheduler::NumBlocks(const Sequence& seq) const {
 
 PrefixHit Scheduler::FindPrefix(Sequence& seq) {
   hit_blocks_.clear();
-  if (seq.cache_mode == CacheMode::kOff || seq.spec.needs_all_rows) return {};
+  if (seq.cache_mode == CacheMode::kOff || NeedsAllRows(seq)) return {};
   ExtendKeys(seq.spec.cache_root, seq.tokens, seq.spec.images, (seq.length() - 1) / kTokensPerBlock, seq.keys);
   return cache_.Lookup(seq.tokens, seq.keys, seq.cache_mode, seq.decoder_floor, image_tokens_, hit_blocks_);
 }
@@ -375,7 +375,7 @@ StepRow& Scheduler::AddRow(Sequence& seq, int64_t num_tokens, StepPlan& plan) {
   row.start = seq.num_cached + seq.total_inflight;
   row.num_tokens = static_cast<int32_t>(num_tokens);
   row.previous_row = seq.total_inflight > 0 ? seq.last_row : -1;
-  row.needs_all_rows = seq.spec.needs_all_rows;
+  row.needs_all_rows = NeedsAllRows(seq);
   row.write_floor = seq.write_floor;
   row.ids_begin = static_cast<int64_t>(plan.ids.size());
   seq.last_row = static_cast<int32_t>(plan.rows.size()) - 1;
@@ -399,6 +399,7 @@ int64_t Scheduler::DecodeGapTokens() const {
 int64_t Scheduler::ChunkLength(Sequence& seq, int64_t used, int64_t budget, bool& is_cut) const {
   const int64_t remaining = seq.length() - seq.num_cached, room = budget - used;
   int64_t q = std::min(remaining, room);
+  if (NeedsAllRows(seq) && options_.max_all_logits_rows > 0) q = std::min(q, options_.max_all_logits_rows);
   is_cut = q < remaining;
   const auto& marks = seq.spec.chunk_checkpoints;
   while (seq.next_checkpoint < marks.size() && marks[seq.next_checkpoint] <= seq.num_cached) ++seq.next_checkpoint;
@@ -453,7 +454,7 @@ bool Scheduler::PlanPrefill(StepPlan& plan) {
     const int64_t q = ChunkLength(seq, plan.num_tokens, budget, is_cut);
     const bool is_chunk = q < seq.length() - seq.num_cached;
     const bool is_too_small = is_chunk && !plan.rows.empty() && q < std::max<int64_t>(options_.lookahead_tokens, 1);
-    if (q < 1 || is_too_small || (is_cut && !options_.chunked_prefill)) {
+    if (q < 1 || is_too_small || (is_cut && !options_.chunked_prefill && !NeedsAllRows(seq))) {
       if (is_new) {
         seq.num_cached = 0;
         seq.next_checkpoint = 0;
@@ -469,6 +470,11 @@ bool Scheduler::PlanPrefill(StepPlan& plan) {
     row.num_ids = static_cast<int32_t>(q);
     row.is_last_chunk = !is_chunk;
     plan.ids.insert(plan.ids.end(), seq.tokens.begin() + seq.num_cached, seq.tokens.begin() + seq.num_cached + q);
+    if (!is_chunk && seq.output_len() > 0) {
+      row.outputs_begin = static_cast<int64_t>(plan.ids.size());
+      row.num_outputs = static_cast<int32_t>(seq.output_len());
+      plan.ids.insert(plan.ids.end(), seq.tokens.begin() + seq.prompt_len, seq.tokens.end());
+    }
     PlanSaves(seq, std::max(seq.num_cached, seq.write_floor), seq.num_cached + q, false, plan);
     if (is_chunk) break;
     seq.status = SequenceStatus::kRunning;

@@ -35,6 +35,7 @@ struct SchedulerOptions {
   double state_slots_ratio = 1.2;  // slots = floor(max_num_seqs * ratio) + 1, the null slot included
   bool chunked_prefill = true;
   int64_t max_sum_prefill_len = int64_t{1} << 30;  // sum of full lengths of the sequences of a prefill step
+  int64_t max_all_logits_rows = 0;  // chunk limit of prompts whose log probabilities are asked for; 0 = none
   int64_t lookahead_tokens = 0;     // smallest chunk that shares a step with others
   bool stop_preempted = false;      // end preempted requests instead of computing them again
   int num_drafts = 0;               // drafts verified per decode step at most
@@ -130,6 +131,8 @@ class Scheduler {
 
   // Caches.
   int64_t NumBlocks(const Sequence& seq) const;
+  // Prompt log probabilities are wanted and not delivered yet.
+  static bool NeedsAllRows(const Sequence& seq) { return seq.spec.needs_all_rows && !seq.has_reported_first; }
   PrefixHit FindPrefix(Sequence& seq);
   // Blocks and a slot for the whole prompt: the hit's blocks first. There is room for them.
   void Bind(Sequence& seq, const PrefixHit& hit, StepPlan& plan);

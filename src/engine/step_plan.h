@@ -50,6 +50,9 @@ struct StepRow {
   bool is_last_chunk = false;  // prefill: the prompt is complete, a token is sampled; decode rows always sample
   bool needs_all_rows = false;
   int64_t write_floor = 0;     // no compressed keys are written for positions below it
+  // Last chunk of a sequence that is computed again: its output so far, in StepPlan::ids.
+  int64_t outputs_begin = 0;
+  int32_t num_outputs = 0;
 };
 
 struct StateSave {
@@ -95,6 +98,15 @@ struct StepResult {
   std::vector<int32_t> tokens;
   std::vector<int32_t> num_tokens;  // 0 where the row failed or does not sample
   std::vector<RowOutcome> outcome;
+  // Log probabilities of the sampled tokens, if the sampler gives them: one per row.
+  std::vector<TokenOutput> outputs;
+  // Of prompt tokens: values[i] belongs to the token at first_position + 1 + i.
+  struct PromptLogprobs {
+    int32_t row = 0;
+    int64_t first_position = 0;
+    std::vector<float> values;
+  };
+  std::vector<PromptLogprobs> prompt_logprobs;
   int64_t duration_ns = 0;          // of the step on the device
 
   void Reset(size_t num_rows, int32_t max_tokens_per_row) {
@@ -102,6 +114,8 @@ struct StepResult {
     tokens.assign(num_rows * static_cast<size_t>(stride), -1);
     num_tokens.assign(num_rows, 0);
     outcome.assign(num_rows, RowOutcome::kOk);
+    outputs.resize(num_rows);
+    prompt_logprobs.clear();
     duration_ns = 0;
   }
 };

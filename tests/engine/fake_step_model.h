@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <functional>
+#include <limits>
 #include <vector>
 
 #include "core/check.h"
@@ -26,9 +27,11 @@ class FakeStepModel : public StepModel {
  public:
   static constexpr int64_t kWindow = 128, kRing = 134;
 
-  FakeStepModel(int vocab_size, int64_t max_model_len, int64_t num_blocks, int64_t num_slots, int32_t num_records)
+  FakeStepModel(int vocab_size, int64_t max_model_len, int64_t num_blocks, int64_t num_slots, int32_t num_records,
+                int num_threads = 1)
       : vocab_size_(vocab_size),
         max_model_len_(max_model_len),
+        pool_(num_threads),
         blocks_(static_cast<size_t>(num_blocks)),
         slots_(static_cast<size_t>(num_slots)),
         records_(static_cast<size_t>(num_records) + 1) {}
@@ -95,6 +98,7 @@ class FakeStepModel : public StepModel {
         if (chunk.logits == LogitRows::kAll || (chunk.logits == LogitRows::kLast && i + 1 == chunk.ids.size())) {
           logits_.resize(logits_.size() + static_cast<size_t>(vocab_size_));
           FillLogits(At(chunk.slot).hashes.back(), std::span<float>(logits_).last(static_cast<size_t>(vocab_size_)));
+          if (chunk.ids[i] == poison_token) logits_.back() = std::numeric_limits<float>::quiet_NaN();
         }
       }
     }
@@ -103,6 +107,7 @@ class FakeStepModel : public StepModel {
 
   // Called on the compute thread before a forward pass; an error fails the step.
   std::function<Status(std::span<const SlotChunk>)> on_forward;
+  int32_t poison_token = -1;  // the logits after it are not finite
   int64_t num_saves = 0, num_loads = 0, num_block_copies = 0;
 
  private:
@@ -171,7 +176,7 @@ class FakeStepModel : public StepModel {
 
   int vocab_size_;
   int64_t max_model_len_;
-  ThreadPool pool_{1};
+  ThreadPool pool_;
   std::vector<std::array<uint64_t, 128>> blocks_;
   std::vector<Slot> slots_;
   std::vector<Record> records_;

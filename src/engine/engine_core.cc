@@ -1,0 +1,461 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "engine/engine_core.h"
+
+#include <algorithm>
+#include <chrono>
+#include <exception>
+#include <random>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "core/check.h"
+#include "core/log.h"
+#include "engine/generator.h"
+#include "sampling/params.h"
+
+namespace deepinfer::engine {
+namespace {
+
+// Logits of all prompt rows are computed in chunks of at most this size.
+constexpr int64_t kMaxPromptLogitBytes = int64_t{64} << 20;
+// How long the scheduler thread sleeps when it has work that cannot run now.
+constexpr auto kBlockedWait = std::chrono::milliseconds(5);
+constexpr size_t kNumFlights = 3;
+
+uint64_t RandomSeed() {
+  std::random_device device;
+  return (uint64_t{device()} << 32) | device();
+}
+
+}  // namespace
+
+// ---- requests -------------------------------------------------------------------------------------------------------------
+
+bool RequestHandle::Next(CoreOutput& output) {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return !outputs_.empty() || num_open_ == 0; });
+  if (outputs_.empty()) return false;
+  output = std::move(outputs_.front());
+  outputs_.pop_front();
+  return true;
+}
+
+void RequestHandle::Wait() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return num_open_ == 0; });
+}
+
+bool RequestHandle::is_done() const {
+  std::lock_guard lock(mutex_);
+  return num_open_ == 0;
+}
+
+void RequestHandle::Cancel(FinishReason reason) {
+  for (int i = 0; i < request_.params.n; ++i) CancelSample(i, reason);
+}
+
+void RequestHandle::CancelSample(int sample, FinishReason reason) {
+  if (sample < 0 || sample >= request_.params.n) return;
+  // While a sample is open the core lives: it delivers all last outputs before it goes.
+  std::lock_guard lock(mutex_);
+  if (num_open_ > 0) core_->Abort(request_.first_id + static_cast<uint64_t>(sample), reason);
+}
+
+// ---- life -----------------------------------------------------------------------------------------------------------------
+
+Result<std::unique_ptr<EngineCore>> EngineCore::Create(StepModel& model, EngineCoreOptions options) {
+  SchedulerOptions& s = options.scheduler;
+  s.max_model_len = std::min(s.max_model_len, model.max_model_len());
+  s.vocab_size = model.vocab_size();
+  if (s.max_all_logits_rows == 0)
+    s.max_all_logits_rows =
+        std::max<int64_t>(kMaxPromptLogitBytes / (int64_t{model.vocab_size()} * static_cast<int64_t>(sizeof(float))), 1);
+  if (options.max_requests < 1)
+    return InvalidArgument(fmt::format("max_requests is {} but must be at least 1", options.max_requests), "max_requests");
+  DI_RETURN_IF_ERROR(s.Validate());
+  return std::unique_ptr<EngineCore>(new EngineCore(model, std::move(options)));
+}
+
+EngineCore::EngineCore(StepModel& model, EngineCoreOptions options)
+    : model_(model),
+      options_(std::move(options)),
+      clock_(*options_.clock),
+      sampler_(model_, options_.scheduler.num_state_slots(), options_.sampling),
+      executor_(model_, sampler_, options_.scheduler.num_state_slots(), clock_),
+      scheduler_(options_.scheduler, clock_) {
+  for (size_t i = 0; i < kNumFlights; ++i) idle_flights_.push_back(std::make_unique<Flight>());
+  compute_thread_ = std::thread([this] { ComputeLoop(); });
+  output_thread_ = std::thread([this] { OutputLoop(); });
+  schedule_thread_ = std::thread([this] { ScheduleLoop(); });
+}
+
+EngineCore::~EngineCore() {
+  {
+    std::lock_guard lock(inbox_mutex_);
+    is_draining_ = is_stopping_ = true;
+  }
+  inbox_changed_.notify_all();
+  schedule_thread_.join();
+  {
+    std::lock_guard lock(compute_mutex_);
+    compute_stops_ = true;
+  }
+  compute_changed_.notify_all();
+  compute_thread_.join();
+  {
+    std::lock_guard lock(output_mutex_);
+    output_stops_ = true;
+  }
+  output_changed_.notify_all();
+  output_thread_.join();
+}
+
+void EngineCore::Drain() {
+  std::unique_lock lock(inbox_mutex_);
+  is_draining_ = true;
+  drained_.wait(lock, [&] { return num_live_ == 0; });
+}
+
+EngineCore::Snapshot EngineCore::Stats() {
+  std::lock_guard lock(inbox_mutex_);
+  Snapshot snapshot = snapshot_;
+  snapshot.num_live = num_live_;
+  return snapshot;
+}
+
+// ---- submission -----------------------------------------------------------------------------------------------------------
+
+Result<std::shared_ptr<RequestHandle>> EngineCore::Submit(EngineRequest request, CoreCallback callback) {
+  if (request.prompt_ids.empty()) return InvalidArgument("the prompt is empty; give at least one token", kPromptField);
+  const int vocab_size = model_.vocab_size();
+  for (size_t i = 0; i < request.prompt_ids.size(); ++i) {
+    const int32_t id = request.prompt_ids[i];
+    if (id < 0 || id >= vocab_size)
+      return InvalidArgument(fmt::format("prompt token {} has id {} but ids are 0..{}", i, id, vocab_size - 1), kPromptTokensField);
+  }
+  const int64_t length = static_cast<int64_t>(request.prompt_ids.size()), limit = options_.scheduler.prompt_limit();
+  if (length > limit)
+    return Status(StatusCode::kResourceExhausted,
+                  fmt::format("the prompt has {} tokens but at most {} fit; shorten it or start with a larger max_model_len", length, limit),
+                  kPromptLengthField);
+  DI_RETURN_IF_ERROR(sampling::ValidateSamplingParams(request.params, vocab_size));
+
+  auto handle = std::make_shared<RequestHandle>();
+  handle->core_ = this;
+  handle->callback_ = std::move(callback);
+  SampledRequest& r = handle->request_;
+  r.params = sampling::Normalized(std::move(request.params));
+  if (!options_.allow_prompt_logprobs) r.params.prompt_logprobs = false;
+  r.prompt_ids = std::move(request.prompt_ids);
+  r.allowed_mask = std::move(request.allowed_mask);
+  r.seed = r.params.seq_seed             ? *r.params.seq_seed
+           : r.params.random_seed != 0 ? r.params.random_seed
+           : r.params.is_greedy()      ? 0
+                                         : RandomSeed();
+  r.first_bans = {options_.end_token_id};
+  r.end_bans = r.params.stop_token_ids;
+  r.end_bans.insert(r.end_bans.end(), options_.scheduler.end_token_ids.begin(), options_.scheduler.end_token_ids.end());
+  if (r.params.timeout_s) handle->deadline_ns_ = clock_.NowNs() + static_cast<int64_t>(std::min(*r.params.timeout_s, 1e9) * 1e9);
+  const int n = r.params.n;
+  handle->num_open_ = handle->num_running_ = n;
+  handle->stopped_.assign(static_cast<size_t>(n), FinishReason::kNone);
+
+  Command command;
+  command.add = handle;
+  command.cache_mode = request.cache_mode;
+  command.cache_root = request.cache_root;
+  {
+    std::lock_guard lock(inbox_mutex_);
+    if (is_draining_) return Unavailable("the engine is shutting down");
+    if (num_live_ + n > options_.max_requests)
+      return ResourceExhausted(
+          fmt::format("{} requests are running or waiting, at most {} are admitted; try again later", num_live_, options_.max_requests));
+    num_live_ += n;
+    r.first_id = next_id_;
+    next_id_ += static_cast<uint64_t>(n);
+    inbox_.push_back(std::move(command));
+  }
+  inbox_changed_.notify_one();
+  return handle;
+}
+
+void EngineCore::Abort(uint64_t id, FinishReason reason) {
+  Command command;
+  command.abort_id = id;
+  command.reason = reason;
+  {
+    std::lock_guard lock(inbox_mutex_);
+    inbox_.push_back(std::move(command));
+  }
+  inbox_changed_.notify_one();
+}
+
+// ---- scheduler thread -----------------------------------------------------------------------------------------------------
+
+void EngineCore::TakeCommands(bool wait) {
+  taken_.clear();
+  {
+    std::unique_lock lock(inbox_mutex_);
+    if (wait) {
+      const auto ready = [&] { return !inbox_.empty() || is_stopping_; };
+      if (scheduler_.has_work()) {
+        inbox_changed_.wait_for(lock, kBlockedWait, ready);
+      } else {
+        inbox_changed_.wait(lock, ready);
+      }
+    }
+    taken_.swap(inbox_);
+  }
+  for (Command& command : taken_) {
+    if (command.add != nullptr) {
+      Admit(command);
+    } else {
+      scheduler_.Abort(command.abort_id, command.reason);
+    }
+  }
+}
+
+void EngineCore::Admit(Command& command) {
+  RequestHandle& handle = *command.add;
+  const SampledRequest& r = handle.request_;
+  SequenceSpec spec;
+  spec.id = r.first_id;
+  spec.tokens = r.prompt_ids;
+  spec.priority = r.params.priority;
+  spec.arrival_ns = clock_.NowNs();
+  spec.max_tokens = r.params.max_tokens;
+  spec.ignore_eos = r.params.ignore_eos;
+  spec.stop_token_ids = r.params.stop_token_ids;
+  spec.cache_mode = command.cache_mode;
+  spec.cache_root = command.cache_root;
+  spec.needs_all_rows = r.params.prompt_logprobs && r.prompt_ids.size() > 1;
+  for (int i = 1; i < r.params.n; ++i) spec.fork_ids.push_back(r.first_id + static_cast<uint64_t>(i));
+  // The rows carry the sampler's view; the whole handle is kept alive with it.
+  spec.user = std::shared_ptr<void>(command.add, const_cast<SampledRequest*>(&r));
+  for (int i = 0; i < r.params.n; ++i) requests_.emplace(r.first_id + static_cast<uint64_t>(i), command.add);
+  if (handle.deadline_ns_ != 0) deadlines_[{handle.deadline_ns_, r.first_id}] = r.params.n;
+  if (spec.needs_all_rows) handle.prompt_logprobs_.assign(r.prompt_ids.size() - 1, kLogprobFloor);
+  scheduler_.Add(std::move(spec));
+}
+
+void EngineCore::CheckDeadlines() {
+  if (deadlines_.empty()) return;
+  const int64_t now_ns = clock_.NowNs();
+  while (!deadlines_.empty() && deadlines_.begin()->first.first <= now_ns) {
+    const auto [key, num_samples] = *deadlines_.begin();
+    deadlines_.erase(deadlines_.begin());
+    for (int i = 0; i < num_samples; ++i) scheduler_.Abort(key.second + static_cast<uint64_t>(i), FinishReason::kTimeout);
+  }
+}
+
+void EngineCore::ScheduleLoop() {
+  bool is_blocked = true;
+  for (;;) {
+    TakeCommands(is_blocked);
+    bool stops = false;
+    {
+      std::lock_guard lock(inbox_mutex_);
+      stops = is_stopping_;
+    }
+    if (stops && flights_.empty()) break;
+    CheckDeadlines();
+    Dispatch(nullptr);
+    StepKind kind = StepKind::kNone;
+    if (!stops) {
+      std::unique_ptr<Flight> flight = std::move(idle_flights_.back());
+      idle_flights_.pop_back();
+      flight->timing.schedule_begin_ns = clock_.NowNs();
+      kind = scheduler_.Schedule(flight->plan);
+      if (kind != StepKind::kNone) {
+        Launch(*flight);
+        flights_.push_back(std::move(flight));
+      } else {
+        idle_flights_.push_back(std::move(flight));
+      }
+    }
+    const size_t num_open = kind == StepKind::kDecode && options_.is_async ? 1 : 0;
+    is_blocked = kind == StepKind::kNone && flights_.empty();
+    while (flights_.size() > num_open) ProcessOldest();
+    PublishSnapshot();
+  }
+  // What still waits or runs ends here; nothing is submitted any more.
+  TakeCommands(false);
+  std::vector<uint64_t> ids;
+  for (const auto& [id, request] : requests_) ids.push_back(id);
+  std::sort(ids.begin(), ids.end());
+  for (const uint64_t id : ids) scheduler_.Abort(id);
+  Dispatch(nullptr);
+  scheduler_.CheckInvariants();
+  DI_CHECK(!scheduler_.has_work() && scheduler_.blocks().num_used() == 0 && scheduler_.slots().num_used() == 0)
+      << scheduler_.blocks().num_used() << " blocks and " << scheduler_.slots().num_used() << " slots are lost";
+  PublishSnapshot();
+}
+
+void EngineCore::Launch(Flight& flight) {
+  flight.timing.number = flight.plan.number;
+  flight.timing.kind = flight.plan.kind;
+  flight.timing.num_rows = static_cast<int64_t>(flight.plan.rows.size());
+  flight.timing.num_tokens = flight.plan.num_tokens;
+  flight.timing.schedule_end_ns = clock_.NowNs();
+  {
+    std::lock_guard lock(compute_mutex_);
+    flight.is_done = false;
+    compute_queue_.push_back(&flight);
+  }
+  compute_changed_.notify_one();
+}
+
+void EngineCore::ProcessOldest() {
+  std::unique_ptr<Flight> flight = std::move(flights_.front());
+  flights_.pop_front();
+  {
+    std::unique_lock lock(compute_mutex_);
+    step_done_.wait(lock, [&] { return flight->is_done; });
+  }
+  flight->timing.process_begin_ns = clock_.NowNs();
+  scheduler_.Process(flight->plan, flight->result);
+  Dispatch(flight.get());
+  flight->timing.process_end_ns = clock_.NowNs();
+  ++num_steps_;
+  if (options_.on_step) options_.on_step(flight->timing);
+  idle_flights_.push_back(std::move(flight));
+}
+
+void EngineCore::Dispatch(Flight* flight) {
+  if (flight != nullptr) {
+    for (const StepResult::PromptLogprobs& part : flight->result.prompt_logprobs) {
+      const auto it = requests_.find(flight->plan.rows[static_cast<size_t>(part.row)].sequence_id);
+      if (it == requests_.end()) continue;
+      std::vector<float>& all = it->second->prompt_logprobs_;
+      for (size_t i = 0; i < part.values.size(); ++i) {
+        const size_t at = static_cast<size_t>(part.first_position) + i;
+        if (at < all.size()) all[at] = part.values[i];
+      }
+    }
+  }
+  events_.clear();
+  scheduler_.TakeEvents(events_);
+  if (events_.empty()) return;
+  int64_t num_ended = 0;
+  std::vector<std::shared_ptr<RequestHandle>> ended;
+  {
+    std::lock_guard lock(output_mutex_);
+    for (SequenceEvent& event : events_) {
+      const auto it = requests_.find(event.id);
+      DI_CHECK(it != requests_.end()) << "event of sequence " << event.id << ", which nobody asked for";
+      Delivery& delivery = output_queue_.emplace_back();
+      delivery.request = it->second;
+      RequestHandle& handle = *it->second;
+      CoreOutput& out = delivery.output;
+      out.sample = static_cast<int>(event.id - handle.request_.first_id);
+      if (event.token >= 0 && flight != nullptr) {
+        out.token = std::move(flight->result.outputs[static_cast<size_t>(event.row)]);
+        DI_CHECK(out.token.token_id == event.token) << "token of row " << event.row;
+        out.cached_tokens = event.cached_tokens;
+        if (event.cached_tokens >= 0 && out.sample == 0) out.prompt_logprobs = std::move(handle.prompt_logprobs_);
+      }
+      out.token.num_output_tokens = event.num_output;
+      out.is_stop_token = event.is_stop_token;
+      out.finish_reason = event.finish_reason;
+      if (event.finish_reason == FinishReason::kNone) continue;
+      ++num_ended;
+      if (--handle.num_running_ == 0 && handle.deadline_ns_ != 0) deadlines_.erase({handle.deadline_ns_, handle.request_.first_id});
+      requests_.erase(it);
+    }
+  }
+  output_changed_.notify_one();
+  if (num_ended == 0) return;
+  std::lock_guard lock(inbox_mutex_);
+  num_live_ -= num_ended;
+  if (num_live_ == 0) drained_.notify_all();
+}
+
+void EngineCore::PublishSnapshot() {
+  std::lock_guard lock(inbox_mutex_);
+  snapshot_.stats = scheduler_.stats();
+  snapshot_.num_waiting = scheduler_.num_waiting();
+  snapshot_.num_running = scheduler_.num_running() + scheduler_.num_prompted();
+  snapshot_.num_used_blocks = scheduler_.blocks().num_used();
+  snapshot_.num_used_slots = scheduler_.slots().num_used();
+  snapshot_.num_cached_blocks = scheduler_.prefix_cache().num_blocks();
+  snapshot_.num_steps = num_steps_;
+  snapshot_.last_step_ns = clock_.NowNs();
+}
+
+// ---- compute thread -------------------------------------------------------------------------------------------------------
+
+void EngineCore::ComputeLoop() {
+  for (;;) {
+    Flight* flight = nullptr;
+    {
+      std::unique_lock lock(compute_mutex_);
+      compute_changed_.wait(lock, [&] { return !compute_queue_.empty() || compute_stops_; });
+      if (compute_queue_.empty()) return;
+      flight = compute_queue_.front();
+      compute_queue_.pop_front();
+    }
+    flight->timing.run_begin_ns = clock_.NowNs();
+    executor_.Run(flight->plan, flight->result);
+    flight->timing.run_end_ns = clock_.NowNs();
+    {
+      std::lock_guard lock(compute_mutex_);
+      flight->is_done = true;
+    }
+    step_done_.notify_one();
+  }
+}
+
+// ---- output thread --------------------------------------------------------------------------------------------------------
+
+void EngineCore::OutputLoop() {
+  std::vector<Delivery> taken;
+  for (;;) {
+    {
+      std::unique_lock lock(output_mutex_);
+      output_changed_.wait(lock, [&] { return !output_queue_.empty() || output_stops_; });
+      if (output_queue_.empty()) return;
+      taken.swap(output_queue_);
+    }
+    for (Delivery& delivery : taken) Deliver(delivery);
+    taken.clear();
+  }
+}
+
+void EngineCore::Deliver(Delivery& delivery) {
+  RequestHandle& handle = *delivery.request;
+  CoreOutput& output = delivery.output;
+  const bool is_last = output.finish_reason != FinishReason::kNone;
+  FinishReason& stopped = handle.stopped_[static_cast<size_t>(output.sample)];
+  if (stopped != FinishReason::kNone) {
+    // The receiver has ended this sample: what was on its way is dropped, the end is the one it asked for.
+    if (!is_last) return;
+    output.token = TokenOutput();
+    output.is_stop_token = false;
+    output.finish_reason = stopped;
+  }
+  if (handle.callback_) {
+    StreamAction action = StreamAction::kContinue;
+    try {
+      action = handle.callback_(output);
+    } catch (const std::exception& e) {
+      DI_LOG(error, "a request ends because its output callback failed: {}", e.what());
+      action = StreamAction::kAbort;
+    } catch (...) {
+      DI_LOG(error, "a request ends because its output callback failed");
+      action = StreamAction::kAbort;
+    }
+    if (action != StreamAction::kContinue && !is_last) {
+      stopped = action == StreamAction::kStop ? FinishReason::kStop : FinishReason::kAbort;
+      handle.CancelSample(output.sample, stopped);
+    }
+  }
+  {
+    std::lock_guard lock(handle.mutex_);
+    if (!handle.callback_) handle.outputs_.push_back(std::move(output));
+    if (is_last) --handle.num_open_;
+  }
+  handle.changed_.notify_all();
+}
+
+}  // namespace deepinfer::engine

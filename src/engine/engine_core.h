@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// EngineCore: many requests on one model, from token ids to tokens. Three threads: the scheduler thread plans steps and
+// reads results, the compute thread executes plans in order (it plays the device), the output thread hands tokens to their
+// requests. Step N+1 is planned and queued while step N runs.
+//
+// Submit, Cancel and the request's own methods may be called from any thread.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "core/clock.h"
+#include "core/status.h"
+#include "deepinfer/output.h"
+#include "deepinfer/sampling_params.h"
+#include "engine/batch_sampler.h"
+#include "engine/scheduler.h"
+#include "engine/step_executor.h"
+#include "engine/step_model.h"
+
+namespace deepinfer::engine {
+
+// One step's times, for timelines and benches; nanoseconds of the core's clock.
+struct StepTiming {
+  uint64_t number = 0;
+  StepKind kind = StepKind::kNone;
+  int64_t num_rows = 0, num_tokens = 0;
+  int64_t schedule_begin_ns = 0, schedule_end_ns = 0;  // planned and queued
+  int64_t run_begin_ns = 0, run_end_ns = 0;            // on the compute thread
+  int64_t process_begin_ns = 0, process_end_ns = 0;    // results read, events handed on
+};
+
+struct EngineCoreOptions {
+  SchedulerOptions scheduler;
+  bool is_async = true;            // plan a decode step while the one before runs
+  int64_t max_requests = 4096;     // sequences admitted and not ended; more are refused
+  bool allow_prompt_logprobs = true;  // false where prompt rows are dropped (decoder replay compact)
+  int32_t end_token_id = -1;       // end of sentence: what first_n_token_no_eos bans
+  BatchSampler::Options sampling;
+  const Clock* clock = &Clock::Steady();
+  // Called by the scheduler thread after each step. Null: not measured.
+  std::function<void(const StepTiming&)> on_step;
+};
+
+struct EngineRequest {
+  std::vector<int32_t> prompt_ids;
+  SamplingParams params;
+  std::shared_ptr<const std::vector<uint32_t>> allowed_mask;  // one bit per id; null = all tokens may be sampled
+  std::optional<CacheMode> cache_mode;
+  Key256 cache_root;
+};
+
+struct CoreOutput {
+  int sample = 0;  // of params.n
+  TokenOutput token;  // token_id -1: none, the request ended without one
+  bool is_stop_token = false;
+  FinishReason finish_reason = FinishReason::kNone;  // set in the last output of a sample
+  int64_t cached_tokens = -1;          // with a sample's first token
+  std::vector<float> prompt_logprobs;  // with the first token of sample 0, if asked for
+};
+
+// Called on the output thread for every output, in order. What it throws ends the request with "abort".
+using CoreCallback = std::function<StreamAction(const CoreOutput&)>;
+
+class EngineCore;
+
+// A request in the engine. Outputs go to the callback, or wait here if there is none.
+class RequestHandle {
+ public:
+  // Waits for the next output; false when all samples have ended and everything was taken.
+  bool Next(CoreOutput& output);
+  // Waits until every sample has ended and its outputs were delivered.
+  void Wait();
+  bool is_done() const;
+  // Ends all samples that still run. Each gets one last output with `reason`.
+  void Cancel(FinishReason reason = FinishReason::kAbort);
+  void CancelSample(int sample, FinishReason reason = FinishReason::kAbort);
+  uint64_t seed() const { return request_.seed; }
+  int num_samples() const { return request_.params.n; }
+
+ private:
+  friend class EngineCore;
+  SampledRequest request_;
+  CoreCallback callback_;
+  EngineCore* core_ = nullptr;
+  // Scheduler thread.
+  std::vector<float> prompt_logprobs_;
+  int64_t deadline_ns_ = 0;  // 0 = none
+  int num_running_ = 0;      // samples that have not ended
+  // Output thread: what the callback asked for, by sample; kNone = go on.
+  std::vector<FinishReason> stopped_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<CoreOutput> outputs_;  // GUARDED_BY(mutex_)
+  int num_open_ = 0;                // GUARDED_BY(mutex_) samples that have not ended
+};
+
+class EngineCore {
+ public:
+  // `model` outlives the core and is used by its compute thread only.
+  static Result<std::unique_ptr<EngineCore>> Create(StepModel& model, EngineCoreOptions options);
+  // Aborts what runs, delivers the last outputs, stops the threads.
+  ~EngineCore();
+  EngineCore(const EngineCore&) = delete;
+  EngineCore& operator=(const EngineCore&) = delete;
+
+  // Errors: kInvalidArgument (prompt, parameters), kResourceExhausted (prompt too long, too many requests), kUnavailable
+  // (draining).
+  Result<std::shared_ptr<RequestHandle>> Submit(EngineRequest request, CoreCallback callback = {});
+  // Admits nothing any more and waits until everything has ended.
+  void Drain();
+
+  struct Snapshot {
+    SchedulerStats stats;
+    int64_t num_waiting = 0, num_running = 0, num_live = 0;
+    int64_t num_used_blocks = 0, num_used_slots = 0, num_cached_blocks = 0;
+    int64_t num_steps = 0;
+    int64_t last_step_ns = 0;  // when the newest step was processed
+  };
+  // Of the scheduler's state between two steps.
+  Snapshot Stats();
+  const EngineCoreOptions& options() const { return options_; }
+
+ private:
+  friend class RequestHandle;
+  struct Flight {
+    StepPlan plan;
+    StepResult result;
+    StepTiming timing;
+    bool is_done = false;  // GUARDED_BY(compute_mutex_)
+  };
+  struct Command {
+    std::shared_ptr<RequestHandle> add;
+    std::optional<CacheMode> cache_mode;
+    Key256 cache_root;
+    uint64_t abort_id = 0;  // if `add` is null
+    FinishReason reason = FinishReason::kNone;
+  };
+  struct Delivery {
+    std::shared_ptr<RequestHandle> request;
+    CoreOutput output;
+  };
+
+  EngineCore(StepModel& model, EngineCoreOptions options);
+  void ScheduleLoop();
+  void ComputeLoop();
+  void OutputLoop();
+
+  void TakeCommands(bool wait);
+  void Admit(Command& command);
+  void CheckDeadlines();
+  void Launch(Flight& flight);
+  void ProcessOldest();
+  void Dispatch(Flight* flight);
+  void Abort(uint64_t id, FinishReason reason);
+  void Deliver(Delivery& delivery);
+  void PublishSnapshot();
+
+  StepModel& model_;
+  EngineCoreOptions options_;
+  const Clock& clock_;
+  BatchSampler sampler_;
+  StepExecutor executor_;
+
+  // Scheduler thread.
+  Scheduler scheduler_;
+  std::vector<std::unique_ptr<Flight>> idle_flights_;
+  std::deque<std::unique_ptr<Flight>> flights_;
+  std::vector<SequenceEvent> events_;
+  std::unordered_map<uint64_t, std::shared_ptr<RequestHandle>> requests_;  // by sequence id
+  std::map<std::pair<int64_t, uint64_t>, int> deadlines_;  // (when, first sequence id) -> number of samples
+  std::vector<Command> taken_;
+  int64_t num_steps_ = 0;
+
+  std::mutex inbox_mutex_;
+  std::condition_variable inbox_changed_;
+  std::vector<Command> inbox_;  // GUARDED_BY(inbox_mutex_)
+  uint64_t next_id_ = 1;        // GUARDED_BY(inbox_mutex_)
+  int64_t num_live_ = 0;        // GUARDED_BY(inbox_mutex_) samples admitted and not ended
+  bool is_draining_ = false;    // GUARDED_BY(inbox_mutex_)
+  bool is_stopping_ = false;    // GUARDED_BY(inbox_mutex_)
+  std::condition_variable drained_;
+  Snapshot snapshot_;           // GUARDED_BY(inbox_mutex_)
+
+  std::mutex compute_mutex_;
+  std::condition_variable compute_changed_, step_done_;
+  std::deque<Flight*> compute_queue_;  // GUARDED_BY(compute_mutex_)
+  bool compute_stops_ = false;         // GUARDED_BY(compute_mutex_)
+
+  std::mutex output_mutex_;
+  std::condition_variable output_changed_;
+  std::vector<Delivery> output_queue_;  // GUARDED_BY(output_mutex_)
+  bool output_stops_ = false;           // GUARDED_BY(output_mutex_)
+
+  std::thread compute_thread_, output_thread_, schedule_thread_;
+};
+
+}  // namespace deepinfer::engine
