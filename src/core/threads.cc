@@ -31,7 +31,7 @@ namespace deepinfer {
 namespace {
 
 // Longer than the gap between two phases of a step, short against a time slice of the operating system.
-constexpr std::chrono::nanoseconds kSpin = std::chrono::microseconds(5);
+constexpr std::chrono::nanoseconds kSpin = std::chrono::microseconds(200);
 constexpr int kMaxThreads = 1024;
 
 inline void CpuRelax() {

@@ -119,6 +119,7 @@ class CpuDevice final : public device::Device {
   };
   std::vector<ThreadScratch> scratch_;
   std::vector<float> router_scores_;
+  std::vector<float> mix_products_;  // hyper-connections: [rows, outputs]
   MoeExperts moe_;
   SparseAttention attention_;
   // Attention: float32 keys of the step, decoded once and shared by its rows (KeyStride apart), and where each sequence's

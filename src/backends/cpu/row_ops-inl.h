@@ -92,6 +92,75 @@ void Dots(const float* x, const float* fn, int64_t n, int num_outputs, float* ou
   for (; o < num_outputs; ++o) out[o] = Dot(x, fn + o * n, n);
 }
 
+// One matrix of m x m.
+inline void SinkhornOne(float* c, int m, int iters, float eps) {
+  float sums[8];
+  const auto columns = [&] {
+    for (int k = 0; k < m; ++k) sums[k] = c[k];
+    for (int j = 1; j < m; ++j)
+      for (int k = 0; k < m; ++k) sums[k] += c[j * m + k];
+    for (int k = 0; k < m; ++k) sums[k] += eps;
+    for (int j = 0; j < m; ++j)
+      for (int k = 0; k < m; ++k) c[j * m + k] /= sums[k];
+  };
+  columns();
+  for (int i = 1; i < iters; ++i) {
+    for (int j = 0; j < m; ++j) {
+      float sum = c[j * m];
+      for (int k = 1; k < m; ++k) sum += c[j * m + k];
+      sum += eps;
+      for (int k = 0; k < m; ++k) c[j * m + k] /= sum;
+    }
+    columns();
+  }
+}
+
+typedef float F4 __attribute__((vector_size(16)));
+typedef float F4u __attribute__((vector_size(16), aligned(4), may_alias));
+
+// 4 x 4: a vector is a row.
+inline void SinkhornOne4(float* c, int iters, float eps) {
+  F4 r[4];
+  for (int j = 0; j < 4; ++j) r[j] = *reinterpret_cast<const F4u*>(c + 4 * j);
+  const auto columns = [&] {
+    const F4 sums = (((r[0] + r[1]) + r[2]) + r[3]) + eps;
+    for (int j = 0; j < 4; ++j) r[j] /= sums;
+  };
+  columns();
+  for (int i = 1; i < iters; ++i) {
+    for (int j = 0; j < 4; ++j) r[j] /= (((r[j][0] + r[j][1]) + r[j][2]) + r[j][3]) + eps;
+    columns();
+  }
+  for (int j = 0; j < 4; ++j) *reinterpret_cast<F4u*>(c + 4 * j) = r[j];
+}
+
+// Eight matrices of 4 x 4: a vector is one element of all.
+inline void SinkhornEight4(float* matrices, int iters, float eps) {
+  F8 c[16];
+  for (int e = 0; e < 16; ++e)
+    for (int i = 0; i < 8; ++i) c[e][i] = matrices[i * 16 + e];
+  const auto normalise = [&](int e0, int step) {
+    const F8 sum = (((c[e0] + c[e0 + step]) + c[e0 + 2 * step]) + c[e0 + 3 * step]) + eps;
+    for (int k = 0; k < 4; ++k) c[e0 + k * step] /= sum;
+  };
+  for (int k = 0; k < 4; ++k) normalise(k, 4);
+  for (int i = 1; i < iters; ++i) {
+    for (int j = 0; j < 4; ++j) normalise(4 * j, 1);
+    for (int k = 0; k < 4; ++k) normalise(k, 4);
+  }
+  for (int e = 0; e < 16; ++e)
+    for (int i = 0; i < 8; ++i) matrices[i * 16 + e] = c[e][i];
+}
+
+void Sinkhorn(float* matrices, int64_t rows, int m, int iters, float eps) {
+  int64_t t = 0;
+  if (m == 4) {
+    for (; t + 8 <= rows; t += 8) SinkhornEight4(matrices + t * 16, iters, eps);
+    for (; t < rows; ++t) SinkhornOne4(matrices + t * 16, iters, eps);
+  }
+  for (; t < rows; ++t) SinkhornOne(matrices + t * m * m, m, iters, eps);
+}
+
 // Branch-free bf16 rounding of finite values; infinities and quiet NaNs survive too.
 template <bool kRound>
 inline float Round(float v) {
@@ -338,6 +407,17 @@ inline __m256 DecodeE4M3x8(__m128i bytes, __m256 scale) {
   return _mm256_mul_ps(_mm256_or_ps(value, _mm256_castsi256_ps(sign)), scale);
 }
 inline void DecodeE4M3Run(const uint8_t* data, float s, float* out) {
+  if (s <= 0x1p7f) {
+    // The seven bits as exponent and mantissa of a float32 too small by 2^120; subnormal codes are subnormals there, too.
+    const __m256 factor = _mm256_set1_ps(s * 0x1p120f);
+    const __m256i mask = _mm256_set1_epi32(static_cast<int>(0x87f00000u));
+    for (int i = 0; i < 16; i += 8) {
+      const __m256i wide = _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(data + i)));
+      const __m256i bits = _mm256_and_si256(_mm256_slli_epi32(wide, 20), mask);
+      _mm256_storeu_ps(out + i, _mm256_mul_ps(_mm256_castsi256_ps(bits), factor));
+    }
+    return;
+  }
   const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(data));
   const __m256 scale = _mm256_set1_ps(s);
   _mm256_storeu_ps(out, DecodeE4M3x8(bytes, scale));
@@ -454,6 +534,7 @@ constexpr RowOps kRowOps = {
     .dot = Dot,
     .dot3 = Dot3,
     .dots = Dots,
+    .sinkhorn = Sinkhorn,
     .add_scaled = AddScaled,
     .add = Add,
     .rotate = Rotate,

@@ -32,6 +32,9 @@ struct RowOps {
   float (*dot3)(const float* x, const float* w, const float* y, int64_t n);
   // out[o] = dot(x, fn + o*n), o < num_outputs
   void (*dots)(const float* x, const float* fn, int64_t n, int num_outputs, float* out);
+  // In place on `rows` matrices [streams, streams]: columns normalised, then iters - 1 times rows and columns (model.md 4.1);
+  // every sum gets eps.
+  void (*sinkhorn)(float* matrices, int64_t rows, int streams, int iters, float eps);
   // x += gate * value, rounded
   void (*add_scaled)(const float* value, float gate, int64_t n, bool round_bf16, float* x);
   void (*add)(const float* x, int64_t n, float* sum);

@@ -143,66 +143,77 @@ void ScoreHeads(const float* query, int64_t dim, const float* const* keys, int64
   }
 }
 
-void AttendKernel(const AttendTask& task) {
+// Scores of all heads and keys [first, last); first is a multiple of 3, and so is last unless it is num_keys.
+DI_INLINE void ScoresOfKeys(const AttendTask& task, int64_t first, int64_t last) {
   const int64_t dim = task.list.dim;
-  const int64_t n = task.list.num_keys;
-  const float* const* keys = task.list.keys;
   const int heads = task.num_heads;
-  if (n == 0) {
-    for (int64_t i = 0; i < heads * dim; ++i) task.out[i] = 0.0f;
-    return;
-  }
-  const int64_t padded = (n + 2) / 3 * 3;
-  const int64_t score_stride = padded + 8;  // room for eight more, see the padding below
-  float* scores = task.scratch;
+  const int64_t padded = (last + 2) / 3 * 3;
   // A block of 12 keys stays in the first-level cache while all heads pass over it.
-  for (int64_t key = 0; key < padded; key += 12) {
+  for (int64_t key = first; key < padded; key += 12) {
     const int64_t end = key + 12 < padded ? key + 12 : padded;
     int h = 0;
     for (; h + 4 <= heads; h += 4) {
-      ScoreHeads<4>(task.query + h * dim, dim, keys, key, end, task.scale, scores + h * score_stride, score_stride);
+      ScoreHeads<4>(task.query + h * dim, dim, task.list.keys, key, end, task.scale, task.scores + h * task.score_stride,
+                    task.score_stride);
     }
     for (; h < heads; ++h) {
-      ScoreHeads<1>(task.query + h * dim, dim, keys, key, end, task.scale, scores + h * score_stride, score_stride);
+      ScoreHeads<1>(task.query + h * dim, dim, task.list.keys, key, end, task.scale, task.scores + h * task.score_stride,
+                    task.score_stride);
     }
   }
-  constexpr int kMaxHeadsPerPass = 64;
-  for (int h0 = 0; h0 < heads; h0 += kMaxHeadsPerPass) {
-    const int h_end = h0 + kMaxHeadsPerPass < heads ? h0 + kMaxHeadsPerPass : heads;
-    float denominator[kMaxHeadsPerPass];
-    for (int h = h0; h < h_end; ++h) {
-      float* z = scores + h * score_stride;
-      float top = -1e30f;
-      for (int64_t i = 0; i < n; ++i) top = z[i] > top ? z[i] : top;
-      // Padding up to eight keys weighs nothing.
-      const int64_t n8 = (n + 7) / 8 * 8;
-      for (int64_t i = n; i < n8; ++i) z[i] = -1e38f;
-      F8 sum = F8{};
-      for (int64_t i = 0; i < n8; i += 8) {
-        F8 p = Exp8(*reinterpret_cast<const F8u*>(z + i) - top);
-        sum += p;
-        if (task.round_bf16) p = RoundBf16x8(p);
-        *reinterpret_cast<F8u*>(z + i) = p;
-      }
-      denominator[h - h0] = Fold8(sum) + Exp8((task.sink[h] - top) - F8{})[0];
+}
+
+// Turns the scores of heads [first, last) into weights and sets their denominators.
+DI_INLINE void WeightsOfHeads(const AttendTask& task, int first, int last) {
+  const int64_t n = task.list.num_keys;
+  for (int h = first; h < last; ++h) {
+    float* z = task.scores + h * task.score_stride;
+    float top = -1e30f;
+    for (int64_t i = 0; i < n; ++i) top = z[i] > top ? z[i] : top;
+    // Padding up to eight keys weighs nothing.
+    const int64_t n8 = (n + 7) / 8 * 8;
+    for (int64_t i = n; i < n8; ++i) z[i] = -1e38f;
+    F8 sum = F8{};
+    for (int64_t i = 0; i < n8; i += 8) {
+      F8 p = Exp8(*reinterpret_cast<const F8u*>(z + i) - top);
+      sum += p;
+      if (task.round_bf16) p = RoundBf16x8(p);
+      *reinterpret_cast<F8u*>(z + i) = p;
     }
-    for (int64_t c = 0; c < dim; c += 16) {
-      int h = h0;
-      for (; h + kPvHeads <= h_end; h += kPvHeads) {
-        ValueBlock<kPvHeads>(scores + h * score_stride, score_stride, keys, c, n, denominator + (h - h0), task.out + h * dim + c,
-                             dim);
-      }
-      for (; h + 2 <= h_end; h += 2) {
-        ValueBlock<2>(scores + h * score_stride, score_stride, keys, c, n, denominator + (h - h0), task.out + h * dim + c, dim);
-      }
-      for (; h < h_end; ++h) {
-        ValueBlock<1>(scores + h * score_stride, score_stride, keys, c, n, denominator + (h - h0), task.out + h * dim + c, dim);
-      }
-    }
+    task.denominators[h] = Fold8(sum) + Exp8((task.sink[h] - top) - F8{})[0];
   }
-  if (task.round_bf16) {
-    for (int64_t i = 0; i < heads * dim; i += 8) {
-      *reinterpret_cast<F8u*>(task.out + i) = RoundBf16x8(*reinterpret_cast<const F8u*>(task.out + i));
+}
+
+// Channels [first, last) of all heads; both are multiples of 16.
+DI_INLINE void ValuesOfChannels(const AttendTask& task, int64_t first, int64_t last) {
+  const int64_t dim = task.list.dim;
+  const int64_t n = task.list.num_keys;
+  const int64_t stride = task.score_stride;
+  const int heads = task.num_heads;
+  const float* const* keys = task.list.keys;
+  if (n == 0) {
+    for (int h = 0; h < heads; ++h) {
+      for (int64_t c = first; c < last; ++c) task.out[h * dim + c] = 0.0f;
+    }
+    return;
+  }
+  for (int64_t c = first; c < last; c += 16) {
+    float* out = task.out + c;
+    int h = 0;
+    for (; h + kPvHeads <= heads; h += kPvHeads) {
+      ValueBlock<kPvHeads>(task.scores + h * stride, stride, keys, c, n, task.denominators + h, out + h * dim, dim);
+    }
+    for (; h + 2 <= heads; h += 2) {
+      ValueBlock<2>(task.scores + h * stride, stride, keys, c, n, task.denominators + h, out + h * dim, dim);
+    }
+    for (; h < heads; ++h) {
+      ValueBlock<1>(task.scores + h * stride, stride, keys, c, n, task.denominators + h, out + h * dim, dim);
+    }
+    if (!task.round_bf16) continue;
+    for (h = 0; h < heads; ++h) {
+      float* row = out + h * dim;
+      *reinterpret_cast<F8u*>(row) = RoundBf16x8(*reinterpret_cast<const F8u*>(row));
+      *reinterpret_cast<F8u*>(row + 8) = RoundBf16x8(*reinterpret_cast<const F8u*>(row + 8));
     }
   }
 }

@@ -15,26 +15,26 @@ constexpr int kPvHeads = 4;
 
 #include "backends/cpu/kernels/attention-inl.h"
 
+void ScoreRange(const AttendTask& task, int first, int last) { ScoresOfKeys(task, first, last); }
+void WeightRange(const AttendTask& task, int first, int last) { WeightsOfHeads(task, first, last); }
+void ValueRange(const AttendTask& task, int first, int last) { ValuesOfChannels(task, first, last); }
+
+constexpr AttendKernels kAttendScalar = {ScoreRange, WeightRange, ValueRange};
+
 }  // namespace
 
-#if defined(__x86_64__)
-void AttendAvx2(const AttendTask& task);
-void AttendAvx512(const AttendTask& task);
-#endif
-
-void Attend(const AttendTask& task) {
-  DI_DCHECK(task.list.dim % kPanelLanes == 0) << "head_dim " << task.list.dim;
+const AttendKernels& ActiveAttendKernels() {
 #if defined(__x86_64__)
   switch (ActiveCpuIsa()) {
     case CpuIsa::kAvx512:
-      return AttendAvx512(task);
+      return kAttendAvx512;
     case CpuIsa::kAvx2:
-      return AttendAvx2(task);
+      return kAttendAvx2;
     case CpuIsa::kScalar:
       break;
   }
 #endif
-  AttendKernel(task);
+  return kAttendScalar;
 }
 
 float AttentionExp(float x) { return Exp8(x - F8{})[0]; }

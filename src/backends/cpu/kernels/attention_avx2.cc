@@ -12,9 +12,12 @@ constexpr int kPvHeads = 4;
 
 #include "backends/cpu/kernels/attention-inl.h"
 
+void ScoreRange(const AttendTask& task, int first, int last) { ScoresOfKeys(task, first, last); }
+void WeightRange(const AttendTask& task, int first, int last) { WeightsOfHeads(task, first, last); }
+void ValueRange(const AttendTask& task, int first, int last) { ValuesOfChannels(task, first, last); }
+
 }  // namespace
 
-void AttendAvx2(const AttendTask& task);
-void AttendAvx2(const AttendTask& task) { AttendKernel(task); }
+const AttendKernels kAttendAvx2 = {ScoreRange, WeightRange, ValueRange};
 
 }  // namespace deepinfer::cpu

@@ -72,7 +72,9 @@ uint32_t OrderKey(float x) {
 void IndexScorer::Prepare(const float* query, const float* weights, int heads, int dim, bool is_fp4) {
   DI_CHECK(heads > 0 && heads <= kMaxIndexHeads && dim > 0 && dim <= kMaxIndexDim) << heads << " x " << dim;
   DI_CHECK(!is_fp4 || dim % 32 == 0) << "index dim " << dim;
-  const int padded_heads = (heads + 15) / 16 * 16;
+  // A vector of heads.
+  const int lanes = ActiveCpuIsa() == CpuIsa::kAvx512 ? 16 : 8;
+  const int padded_heads = (heads + lanes - 1) / lanes * lanes;
   const int blocks = (dim + 31) / 32;
   const int64_t weight_bytes = padded_heads * 4;
   const int64_t code_bytes = is_fp4 ? int64_t{dim} * padded_heads : 0;
@@ -95,19 +97,21 @@ void IndexScorer::Prepare(const float* query, const float* weights, int heads, i
       continue;
     }
     for (int b = 0; b < blocks; ++b) {
-      float amax = 0;
-      for (int d = 0; d < 32; ++d) amax = std::max(amax, std::fabs(q[b * 32 + d]));
+      int32_t top = 0;  // magnitudes of floats order like their bits
+      for (int d = 0; d < 32; ++d) top = std::max(top, std::bit_cast<int32_t>(q[b * 32 + d]) & 0x7fffffff);
+      const float amax = std::bit_cast<float>(top);
       if (amax < std::numeric_limits<float>::min()) continue;  // a block of zeros
       // The smallest power of two that represents the block; the one it was rounded with may be twice as large, and then
-      // its codes double exactly.
+      // its codes double exactly. The values lie on the e2m1 grid of that scale, so twice a value is a small integer.
       const int e = std::max(CeilLog2(amax * (1.0f / 6.0f)), -120);
-      const float inverse = std::ldexp(1.0f, -e);
+      const float doubling = std::ldexp(2.0f, -e);
+      int32_t wide[32];
+      int8_t narrow[32];
       int sum = 0;
-      for (int d = 0; d < 32; ++d) {
-        const int8_t code = kDoubled[FloatToE2M1(q[b * 32 + d] * inverse)];
-        codes[((b * 8 + d / 4) * padded_heads + h) * 4 + d % 4] = code;
-        sum += code;
-      }
+      for (int d = 0; d < 32; ++d) wide[d] = static_cast<int32_t>(q[b * 32 + d] * doubling);
+      for (int d = 0; d < 32; ++d) narrow[d] = static_cast<int8_t>(wide[d]);
+      for (int d = 0; d < 32; ++d) sum += narrow[d];
+      for (int d = 0; d < 32; d += 4) std::memcpy(codes + ((b * 8 + d / 4) * padded_heads + h) * 4, narrow + d, 4);
       offset[b * padded_heads + h] = 12 * sum;
       scale[b * padded_heads + h] = std::ldexp(0.25f, e);
     }

@@ -24,7 +24,7 @@ class IndexScorer {
   void ScoreFloat(const float* keys, int num_keys, float* scores) const;
 
   struct View {
-    int padded_heads;             // heads padded to a multiple of 16
+    int padded_heads;             // heads padded to a multiple of 8, or of 16 for AVX-512
     int dim;
     const float* weights;   // [padded_heads], 0 for padding
     const int8_t* codes;    // [dim/4][padded_heads][4] doubled e2m1 values

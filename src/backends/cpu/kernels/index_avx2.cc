@@ -36,7 +36,51 @@ DI_INLINE float Fold(__m256 lanes) {
   return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
 }
 
-// kKeys keys against 16 heads at a time.
+// Adds heads [h, h + 8 * kVecs) of kKeys keys to their lanes.
+template <int kKeys, int kVecs>
+DI_INLINE void AddHeads(const IndexScorer::View& q, int h, const uint8_t (*key)[kMaxIndexDim],
+                        const float (*key_scale)[kMaxIndexDim / 32], __m256* lanes) {
+  const __m256i ones = _mm256_set1_epi16(1);
+  __m256 dot[kKeys][kVecs];
+  for (int i = 0; i < kKeys; ++i)
+    for (int v = 0; v < kVecs; ++v) dot[i][v] = _mm256_setzero_ps();
+  for (int b = 0; b < q.dim / 32; ++b) {
+    __m256i sum[kKeys][kVecs];
+    for (int i = 0; i < kKeys; ++i)
+      for (int v = 0; v < kVecs; ++v) sum[i][v] = _mm256_setzero_si256();
+    const int8_t* codes = q.codes + (int64_t{b} * 8 * q.padded_heads + h) * 4;
+#pragma GCC unroll 8
+    for (int d = 0; d < 8; ++d) {
+      __m256i query[kVecs];
+      for (int v = 0; v < kVecs; ++v) {
+        query[v] = _mm256_load_si256(reinterpret_cast<const __m256i*>(codes + int64_t{d} * q.padded_heads * 4 + v * 32));
+      }
+      for (int i = 0; i < kKeys; ++i) {
+        int word;
+        __builtin_memcpy(&word, key[i] + b * 32 + d * 4, 4);
+        const __m256i k = _mm256_set1_epi32(word);
+        for (int v = 0; v < kVecs; ++v) sum[i][v] = _mm256_add_epi16(sum[i][v], _mm256_maddubs_epi16(k, query[v]));
+      }
+    }
+    for (int v = 0; v < kVecs; ++v) {
+      const __m256i offset = _mm256_load_si256(reinterpret_cast<const __m256i*>(q.offset + b * q.padded_heads + h + v * 8));
+      const __m256 scale = _mm256_load_ps(q.scale + b * q.padded_heads + h + v * 8);
+      for (int i = 0; i < kKeys; ++i) {
+        const __m256i exact = _mm256_sub_epi32(_mm256_madd_epi16(sum[i][v], ones), offset);
+        dot[i][v] = _mm256_add_ps(dot[i][v], _mm256_mul_ps(_mm256_cvtepi32_ps(exact),
+                                                           _mm256_mul_ps(scale, _mm256_set1_ps(key_scale[i][b]))));
+      }
+    }
+  }
+  for (int i = 0; i < kKeys; ++i) {
+    for (int v = 0; v < kVecs; ++v) {
+      const __m256 relu = _mm256_max_ps(dot[i][v], _mm256_setzero_ps());
+      lanes[i] = _mm256_add_ps(lanes[i], _mm256_mul_ps(_mm256_load_ps(q.weights + h + v * 8), relu));
+    }
+  }
+}
+
+// kKeys keys against all heads, 16 at a time.
 template <int kKeys>
 DI_INLINE void ScoreKeys(const IndexScorer::View& q, const uint8_t* data, const uint8_t* scales, float* scores) {
   const int blocks = q.dim / 32;
@@ -50,44 +94,9 @@ DI_INLINE void ScoreKeys(const IndexScorer::View& q, const uint8_t* data, const 
   }
   __m256 lanes[kKeys];
   for (int i = 0; i < kKeys; ++i) lanes[i] = _mm256_setzero_ps();
-  const __m256i ones = _mm256_set1_epi16(1);
-  for (int h = 0; h < q.padded_heads; h += 16) {
-    __m256 dot[kKeys][2];
-    for (int i = 0; i < kKeys; ++i) dot[i][0] = dot[i][1] = _mm256_setzero_ps();
-    for (int b = 0; b < blocks; ++b) {
-      __m256i sum[kKeys][2];
-      for (int i = 0; i < kKeys; ++i) sum[i][0] = sum[i][1] = _mm256_setzero_si256();
-      const int8_t* codes = q.codes + (int64_t{b} * 8 * q.padded_heads + h) * 4;
-#pragma GCC unroll 8
-      for (int d = 0; d < 8; ++d) {
-        const __m256i q0 = _mm256_load_si256(reinterpret_cast<const __m256i*>(codes + int64_t{d} * q.padded_heads * 4));
-        const __m256i q1 = _mm256_load_si256(reinterpret_cast<const __m256i*>(codes + int64_t{d} * q.padded_heads * 4 + 32));
-        for (int i = 0; i < kKeys; ++i) {
-          int word;
-          __builtin_memcpy(&word, key[i] + b * 32 + d * 4, 4);
-          const __m256i k = _mm256_set1_epi32(word);
-          sum[i][0] = _mm256_add_epi16(sum[i][0], _mm256_maddubs_epi16(k, q0));
-          sum[i][1] = _mm256_add_epi16(sum[i][1], _mm256_maddubs_epi16(k, q1));
-        }
-      }
-      for (int v = 0; v < 2; ++v) {
-        const __m256i offset =
-            _mm256_load_si256(reinterpret_cast<const __m256i*>(q.offset + b * q.padded_heads + h + v * 8));
-        const __m256 scale = _mm256_load_ps(q.scale + b * q.padded_heads + h + v * 8);
-        for (int i = 0; i < kKeys; ++i) {
-          const __m256i exact = _mm256_sub_epi32(_mm256_madd_epi16(sum[i][v], ones), offset);
-          dot[i][v] = _mm256_add_ps(dot[i][v], _mm256_mul_ps(_mm256_cvtepi32_ps(exact),
-                                                             _mm256_mul_ps(scale, _mm256_set1_ps(key_scale[i][b]))));
-        }
-      }
-    }
-    for (int i = 0; i < kKeys; ++i) {
-      for (int v = 0; v < 2; ++v) {
-        const __m256 relu = _mm256_max_ps(dot[i][v], _mm256_setzero_ps());
-        lanes[i] = _mm256_add_ps(lanes[i], _mm256_mul_ps(_mm256_load_ps(q.weights + h + v * 8), relu));
-      }
-    }
-  }
+  int h = 0;
+  for (; h + 16 <= q.padded_heads; h += 16) AddHeads<kKeys, 2>(q, h, key, key_scale, lanes);
+  if (h < q.padded_heads) AddHeads<kKeys, 1>(q, h, key, key_scale, lanes);
   for (int i = 0; i < kKeys; ++i) scores[i] = Fold(lanes[i]);
 }
 
@@ -95,23 +104,16 @@ template <int kKeys>
 DI_INLINE void ScoreFloatKeys(const IndexScorer::View& q, const float* keys, float* scores) {
   __m256 lanes[kKeys];
   for (int i = 0; i < kKeys; ++i) lanes[i] = _mm256_setzero_ps();
-  for (int h = 0; h < q.padded_heads; h += 16) {
-    __m256 dot[kKeys][2];
-    for (int i = 0; i < kKeys; ++i) dot[i][0] = dot[i][1] = _mm256_setzero_ps();
+  for (int h = 0; h < q.padded_heads; h += 8) {
+    __m256 dot[kKeys];
+    for (int i = 0; i < kKeys; ++i) dot[i] = _mm256_setzero_ps();
     for (int d = 0; d < q.dim; ++d) {
-      const __m256 q0 = _mm256_load_ps(q.values + int64_t{d} * q.padded_heads + h);
-      const __m256 q1 = _mm256_load_ps(q.values + int64_t{d} * q.padded_heads + h + 8);
-      for (int i = 0; i < kKeys; ++i) {
-        const __m256 k = _mm256_set1_ps(keys[i * q.dim + d]);
-        dot[i][0] = _mm256_add_ps(dot[i][0], _mm256_mul_ps(q0, k));
-        dot[i][1] = _mm256_add_ps(dot[i][1], _mm256_mul_ps(q1, k));
-      }
+      const __m256 query = _mm256_load_ps(q.values + int64_t{d} * q.padded_heads + h);
+      for (int i = 0; i < kKeys; ++i) dot[i] = _mm256_add_ps(dot[i], _mm256_mul_ps(query, _mm256_set1_ps(keys[i * q.dim + d])));
     }
     for (int i = 0; i < kKeys; ++i) {
-      for (int v = 0; v < 2; ++v) {
-        const __m256 relu = _mm256_max_ps(dot[i][v], _mm256_setzero_ps());
-        lanes[i] = _mm256_add_ps(lanes[i], _mm256_mul_ps(_mm256_load_ps(q.weights + h + v * 8), relu));
-      }
+      const __m256 relu = _mm256_max_ps(dot[i], _mm256_setzero_ps());
+      lanes[i] = _mm256_add_ps(lanes[i], _mm256_mul_ps(_mm256_load_ps(q.weights + h), relu));
     }
   }
   for (int i = 0; i < kKeys; ++i) scores[i] = Fold(lanes[i]);

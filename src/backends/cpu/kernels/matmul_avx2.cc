@@ -6,6 +6,8 @@
 // Both take the products of one output in the same order (matmul.h).
 #include <immintrin.h>
 
+#include <type_traits>
+
 #include "backends/cpu/kernels/matmul_kernels.h"
 
 namespace deepinfer::cpu {
@@ -28,6 +30,7 @@ struct Fp4 {
   static constexpr int kHalfK = 4;
   static constexpr bool kPerRowScale = true;
   static constexpr bool kPerTileScale = false;
+  static constexpr bool kIsSmall = false;
   struct Opened {
     __m256i low_bytes, high_bytes;
   };
@@ -58,24 +61,30 @@ struct Fp8 {
   static constexpr int kHalfK = 4;
   static constexpr bool kPerRowScale = false;
   static constexpr bool kPerTileScale = true;
+  static constexpr bool kIsSmall = false;
   using Opened = __m256i;
   template <int kHalf>
   DI_INLINE static Opened Open(const uint8_t* p) {
     return _mm256_load_si256(reinterpret_cast<const __m256i*>(p));
   }
-  // The codes in the high bytes of the two halves of a dword.
+  // Sign, then 7 bits that become exponent and mantissa of a bf16 value too small by 2^120; e4m3 subnormals come out as
+  // float32 subnormals.
   template <int kQ>
   DI_INLINE static __m256i Pair(Opened o) {
-    if constexpr (kQ == 0) return _mm256_unpacklo_epi8(_mm256_setzero_si256(), o);
-    return _mm256_unpackhi_epi8(_mm256_setzero_si256(), o);
+    const __m256i zero = _mm256_setzero_si256();
+    const __m256i words = kQ == 0 ? _mm256_unpacklo_epi8(zero, o) : _mm256_unpackhi_epi8(zero, o);
+    return _mm256_and_si256(_mm256_srai_epi16(words, 4), _mm256_set1_epi16(static_cast<short>(0x87f0)));
   }
-  // Sign, then 7 bits that become exponent and mantissa of a float32 too small by 2^120. e4m3 subnormals come out as
-  // float32 subnormals, so the product with 2^120 is right for all codes.
-  DI_INLINE static __m256 Low(__m256i pair) { return High(_mm256_slli_epi32(pair, 16)); }
-  DI_INLINE static __m256 High(__m256i pair) {
-    const __m256i bits = _mm256_and_si256(_mm256_srai_epi32(pair, 4), _mm256_set1_epi32(static_cast<int>(0x87f00000u)));
-    return _mm256_mul_ps(_mm256_castsi256_ps(bits), _mm256_set1_ps(0x1p120f));
-  }
+  DI_INLINE static __m256 Low(__m256i pair) { return _mm256_mul_ps(LowHalf(pair), _mm256_set1_ps(0x1p120f)); }
+  DI_INLINE static __m256 High(__m256i pair) { return _mm256_mul_ps(HighHalf(pair), _mm256_set1_ps(0x1p120f)); }
+};
+
+// The same without the factor 2^120: the inputs carry 2^110 of it and their group's scale the rest. Powers of two change no
+// bit of a sum, so both forms give the same results.
+struct Fp8Small : Fp8 {
+  static constexpr bool kIsSmall = true;
+  DI_INLINE static __m256 Low(__m256i pair) { return LowHalf(pair); }
+  DI_INLINE static __m256 High(__m256i pair) { return HighHalf(pair); }
 };
 
 struct Bf16 {
@@ -84,6 +93,7 @@ struct Bf16 {
   static constexpr int kHalfK = 2;
   static constexpr bool kPerRowScale = false;
   static constexpr bool kPerTileScale = false;
+  static constexpr bool kIsSmall = false;
   using Opened = __m256i;
   template <int kHalf>
   DI_INLINE static Opened Open(const uint8_t* p) {
@@ -101,6 +111,7 @@ struct F32 {
   static constexpr int kHalfK = 1;
   static constexpr bool kPerRowScale = false;
   static constexpr bool kPerTileScale = false;
+  static constexpr bool kIsSmall = false;
   using Opened = __m256i;
   template <int kHalf>
   DI_INLINE static Opened Open(const uint8_t* p) {
@@ -191,6 +202,8 @@ DI_INLINE void AddStep(const uint8_t* p, const float* const* x, __m256 (*partial
 template <typename Format, int M, int kVecs>
 void FewInputs(const TileTask& task) {
   constexpr int kSteps = 32 / Format::kStepK;
+  alignas(32) float scaled_x[M][32];  // of kIsSmall
+  float unit[M];
   const float* group_x[M];
   for (int m = 0; m < M; ++m) group_x[m] = task.values + int64_t{task.row_idx[m]} * 32;
   const int64_t x_stride = task.group_rows * 32;
@@ -201,6 +214,17 @@ void FewInputs(const TileTask& task) {
   for (int i = 0; i < M * 4; ++i) _mm256_store_ps(out + i * 8, zero);
   const uint8_t* group_weights = task.weights;
   for (int64_t group = 0; group < num_groups; ++group) {
+    if constexpr (Format::kIsSmall) {
+#pragma GCC unroll 4
+      for (int m = 0; m < M; ++m) {
+        // info.scale is the input's scale times 2^-7.
+        unit[m] = task.integer_info[group * task.group_rows + task.row_idx[m]].scale;
+        const __m256 factor = _mm256_set1_ps(0x1p103f / unit[m]);
+        unit[m] *= 0x1p17f;
+#pragma GCC unroll 4
+        for (int i = 0; i < 32; i += 8) _mm256_store_ps(scaled_x[m] + i, _mm256_mul_ps(_mm256_loadu_ps(group_x[m] + i), factor));
+      }
+    }
     for (int v0 = 0; v0 < 4; v0 += kVecs) {
       __m256 partial[M][kVecs];
 #pragma GCC unroll 4
@@ -210,7 +234,7 @@ void FewInputs(const TileTask& task) {
       }
       const float* x[M];
 #pragma GCC unroll 4
-      for (int m = 0; m < M; ++m) x[m] = group_x[m];
+      for (int m = 0; m < M; ++m) x[m] = Format::kIsSmall ? scaled_x[m] : group_x[m];
       const uint8_t* p = group_weights + v0 * 32;
 #pragma GCC unroll 1
       for (int step = 0; step < kSteps; ++step) {
@@ -227,7 +251,8 @@ void FewInputs(const TileTask& task) {
 #pragma GCC unroll 4
         for (int m = 0; m < M; ++m) {
           float* sum = out + m * 32 + (v0 + v) * 8;
-          _mm256_store_ps(sum, AddGroup<Format>(partial[m][v], scale, _mm256_load_ps(sum)));
+          const __m256 factor = Format::kIsSmall ? _mm256_mul_ps(scale, _mm256_set1_ps(unit[m])) : scale;
+          _mm256_store_ps(sum, AddGroup<Format>(partial[m][v], factor, _mm256_load_ps(sum)));
         }
       }
     }
@@ -543,6 +568,9 @@ void ManyIntegerInputs(const TileTask& task) {
 
 template <typename Format>
 void Tile(const TileTask& task) {
+  if constexpr (std::is_same_v<Format, Fp8>) {
+    if (task.num_m <= 4 && task.integer_info != nullptr) return Tile<Fp8Small>(task);
+  }
   switch (task.num_m) {
     case 1:
       return FewInputs<Format, 1, 4>(task);

@@ -2,7 +2,7 @@
 //
 // Sink softmax over window keys and selected compressed keys. The window keys of a sequence are laid out once as float32
 // rows by position; compressed keys are too, when its rows select more of them than there are, else each row decodes its
-// own.
+// own. With one row a sequence (decoding) nothing is shared, and the window keys are decoded where they are scored, too.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -40,12 +40,14 @@ void CpuDevice::Attention(const Arithmetic& a, const device::Step& step, const d
   };
 
   // ---- window keys of every sequence ----
+  const bool shares_keys = step.num_rows > step.num_sequences;
   const int64_t ring_record = device::KeyRecordBytes(args.ring.format, dim);
   const int64_t ring_data = device::KeyDataBytes(args.ring.format, dim);
   window_begin_.assign(num_sequences + 1, 0);
   for (size_t s = 0; s < num_sequences; ++s) {
     const device::SequenceRows& rows = step.sequences[s];
-    window_begin_[s + 1] = window_begin_[s] + std::max(0, rows.start + rows.num_rows - oldest_of(rows, rows.start));
+    const int num_keys = shares_keys ? std::max(0, rows.start + rows.num_rows - oldest_of(rows, rows.start)) : 0;
+    window_begin_[s + 1] = window_begin_[s] + num_keys;
   }
   window_keys_.EnsureCapacity(window_begin_.back() * stride * static_cast<int64_t>(sizeof(float)));
   float* const window_keys = reinterpret_cast<float*>(window_keys_.data());
@@ -121,9 +123,22 @@ void CpuDevice::Attention(const Arithmetic& a, const device::Step& step, const d
         const device::SequenceRows& rows = step.sequences[s];
         const Window w = window_of(t);
         const int num_window = w.size();
-        const float* first = window_keys + (window_begin_[s] + w.first - oldest_of(rows, rows.start)) * stride;
         int i = begin;
-        for (; i < std::min(end, num_window); ++i) keys[i] = first + i * stride;
+        if (shares_keys) {
+          const float* first = window_keys + (window_begin_[s] + w.first - oldest_of(rows, rows.start)) * stride;
+          for (; i < std::min(end, num_window); ++i) keys[i] = first + i * stride;
+        } else {
+          for (; i < std::min(end, num_window); ++i) {
+            const int p = w.first + i;
+            if (p >= rows.start) {
+              keys[i] = Row(args.new_keys, rows.row_begin + p - rows.start);
+              continue;
+            }
+            const uint8_t* from = rows.state + args.ring.offset + p % args.ring.rows * ring_record;
+            row_ops_.decode_key(args.ring.format, from, from + ring_data, dim, scratch + i * stride);
+            keys[i] = scratch + i * stride;
+          }
+        }
         if (i >= end) return;
         const int32_t* selected = args.selected + t * args.selected_stride - num_window;
         if (compressed_begin_[s] >= 0) {
@@ -136,13 +151,16 @@ void CpuDevice::Attention(const Arithmetic& a, const device::Step& step, const d
         }
       },
       [&](int64_t t) { return Row(args.query, t); }, [&](int64_t t) { return Row(args.out, t); },
-      [&](int64_t t, int first_head, int last_head) {
+      [&](int64_t t, int first, int last) {
         const float* cos = args.rope + t * args.rope_dim;
-        for (int h = first_head; h < last_head; ++h) {
+        const size_t bytes = static_cast<size_t>(last - first) * sizeof(float);
+        const int rope_begin = std::max(first, dim - args.rope_dim);
+        for (int h = 0; h < args.heads; ++h) {
           float* out = Row(args.out, t) + int64_t{h} * dim;
-          if (args.trace_unrotated)
-            std::memcpy(Row(args.trace_unrotated, t) + int64_t{h} * dim, out, static_cast<size_t>(dim) * sizeof(float));
-          row_ops_.rotate(out + dim - args.rope_dim, args.rope_dim, cos, cos + args.rope_dim / 2, true, a.round_bf16);
+          if (args.trace_unrotated) std::memcpy(Row(args.trace_unrotated, t) + int64_t{h} * dim + first, out + first, bytes);
+          if (rope_begin >= last) continue;
+          const int pair = (rope_begin - (dim - args.rope_dim)) / 2;
+          row_ops_.rotate(out + rope_begin, last - rope_begin, cos + pair, cos + args.rope_dim / 2 + pair, true, a.round_bf16);
         }
       });
 }

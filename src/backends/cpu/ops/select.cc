@@ -42,7 +42,7 @@ void CpuDevice::Select(const device::Step& step, const device::SelectArgs& args)
     float* scores = Scratch(thread, 0, visible + 1);
     IndexScorer& scorer = scorers_[static_cast<size_t>(thread)];
     scorer.Prepare(Row(args.query, t), Row(args.weight, t), args.heads, dim, is_fp4);
-    const auto score = [&](int first, int last) {
+    const auto score_run = [&](int first, int last) {
       while (first < last) {
         const int64_t entry = first % cache.entries_per_block;
         const int n = std::min(last - first, cache.entries_per_block - static_cast<int>(entry));
@@ -56,6 +56,15 @@ void CpuDevice::Select(const device::Step& step, const device::SelectArgs& args)
         }
         first += n;
       }
+    };
+    const auto score = [&](int first, int last) {
+      constexpr int kGroupsPerItem = 128;
+      if (step.num_rows > 1 || last - first < 2 * kGroupsPerItem) return score_run(first, last);
+      // One row alone: its groups are the work to share.
+      pool_->ParallelFor((last - first + kGroupsPerItem - 1) / kGroupsPerItem, [&](int64_t item, int) {
+        const int begin = first + static_cast<int>(item) * kGroupsPerItem;
+        score_run(begin, std::min(begin + kGroupsPerItem, last));
+      });
     };
     const bool restricted = args.role == Candidates::kConsume && args.num_candidates[t] >= 0;
     if (restricted && !tracing) {

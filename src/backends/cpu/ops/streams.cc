@@ -14,8 +14,8 @@ namespace {
 
 inline float Sigmoid(float v) { return 1.0f / (1.0f + std::exp(-v)); }
 
-// 20 column and 19 row normalisations of exp(a) by rows (model.md 4.1), in place.
-void Sinkhorn(float* c, int m, int iters, float eps) {
+// exp(a) normalised by rows, plus eps: what the alternating normalisations of model.md 4.1 start from. In place.
+void RowSoftmax(float* c, int m, float eps) {
   for (int j = 0; j < m; ++j) {
     float* row = c + j * m;
     float top = row[0];
@@ -23,25 +23,6 @@ void Sinkhorn(float* c, int m, int iters, float eps) {
     float sum = 0;
     for (int k = 0; k < m; ++k) sum += row[k] = std::exp(row[k] - top);
     for (int k = 0; k < m; ++k) row[k] = row[k] / sum + eps;
-  }
-  float sums[8];
-  const auto columns = [&] {
-    for (int k = 0; k < m; ++k) sums[k] = c[k];
-    for (int j = 1; j < m; ++j)
-      for (int k = 0; k < m; ++k) sums[k] += c[j * m + k];
-    for (int k = 0; k < m; ++k) sums[k] += eps;
-    for (int j = 0; j < m; ++j)
-      for (int k = 0; k < m; ++k) c[j * m + k] /= sums[k];
-  };
-  columns();
-  for (int i = 1; i < iters; ++i) {
-    for (int j = 0; j < m; ++j) {
-      float sum = c[j * m];
-      for (int k = 1; k < m; ++k) sum += c[j * m + k];
-      sum += eps;
-      for (int k = 0; k < m; ++k) c[j * m + k] /= sum;
-    }
-    columns();
   }
 }
 
@@ -125,21 +106,41 @@ void CpuDevice::HyperConnectionMix(const device::HyperConnectionSite& site, Act 
   const int64_t n = int64_t{m} * site.hidden;
   const float* fn = static_cast<const CpuMatrix*>(site.fn)->float_data();
   const float inverse_n = 1.0f / static_cast<float>(n);
-  ForRows(rows, outputs * n / 12 + 1000, [&](int64_t begin, int64_t end) {
-    float g[80];
-    for (int64_t t = begin; t < end; ++t) {
-      const float* x = Row(trunk, t);
-      row_ops_.dots(x, fn, n, outputs, g);
-      const float rstd = 1.0f / std::sqrt(row_ops_.sum_squares(x, n) * inverse_n + site.norm_eps);
-      for (int o = 0; o < outputs; ++o) g[o] *= rstd;
-      for (int j = 0; j < m; ++j) {
-        pre[t * m + j] = Sigmoid(g[j] * site.scale[0] + site.base[j]) + site.eps;
-        post[t * m + j] = 2.0f * Sigmoid(g[m + j] * site.scale[1] + site.base[m + j]);
-      }
-      float* c = comb + t * m * m;
-      for (int i = 0; i < m * m; ++i) c[i] = g[2 * m + i] * site.scale[2] + site.base[2 * m + i];
-      Sinkhorn(c, m, site.sinkhorn_iters, site.eps);
+  // What follows the products of one row; g holds them.
+  const auto finish = [&](int64_t t, float* g) {
+    const float rstd = 1.0f / std::sqrt(row_ops_.sum_squares(Row(trunk, t), n) * inverse_n + site.norm_eps);
+    for (int o = 0; o < outputs; ++o) g[o] *= rstd;
+    for (int j = 0; j < m; ++j) {
+      pre[t * m + j] = Sigmoid(g[j] * site.scale[0] + site.base[j]) + site.eps;
+      post[t * m + j] = 2.0f * Sigmoid(g[m + j] * site.scale[1] + site.base[m + j]);
     }
+    float* c = comb + t * m * m;
+    for (int i = 0; i < m * m; ++i) c[i] = g[2 * m + i] * site.scale[2] + site.base[2 * m + i];
+    RowSoftmax(c, m, site.eps);
+  };
+  if (rows <= pool_->num_threads()) {
+    // Decoding: the weights of a site are worth sharing.
+    constexpr int kOutputsPerItem = 4;
+    const int64_t items = (outputs + kOutputsPerItem - 1) / kOutputsPerItem;
+    mix_products_.resize(static_cast<size_t>(rows * outputs));
+    pool_->ParallelFor(rows * items, [&](int64_t item, int) {
+      const int64_t t = item / items;
+      const int first = static_cast<int>(item % items) * kOutputsPerItem;
+      row_ops_.dots(Row(trunk, t), fn + first * n, n, std::min(kOutputsPerItem, outputs - first), mix_products_.data() + t * outputs + first);
+    });
+    for (int64_t t = 0; t < rows; ++t) finish(t, mix_products_.data() + t * outputs);
+    row_ops_.sinkhorn(comb, rows, m, site.sinkhorn_iters, site.eps);
+    return;
+  }
+  constexpr int64_t kBlock = 8;  // rows whose matrices are normalised together
+  ForRows((rows + kBlock - 1) / kBlock, kBlock * (outputs * n / 12 + 500), [&](int64_t first_block, int64_t last_block) {
+    float g[80];
+    const int64_t begin = first_block * kBlock, end = std::min(last_block * kBlock, rows);
+    for (int64_t t = begin; t < end; ++t) {
+      row_ops_.dots(Row(trunk, t), fn, n, outputs, g);
+      finish(t, g);
+    }
+    row_ops_.sinkhorn(comb + begin * m * m, end - begin, m, site.sinkhorn_iters, site.eps);
   });
 }
 
