@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Build options; all begin with DEEPINFER_.
-option(DEEPINFER_TESTS "build the tests" ON)
+option(DEEPINFER_TESTS "build the tests" ${PROJECT_IS_TOP_LEVEL})
 option(DEEPINFER_BENCH "build the benchmarks" OFF)
 option(DEEPINFER_FUZZ "build the fuzzers (Clang)" OFF)
 option(DEEPINFER_PYTHON "build the Python module" OFF)
 option(DEEPINFER_EXAMPLES "build the C++ examples" OFF)
+option(DEEPINFER_INSTALL "install the program, the library and the demo model" ${PROJECT_IS_TOP_LEVEL})
 option(DEEPINFER_WERROR "treat warnings in our code as errors" OFF)
 set(DEEPINFER_SANITIZE "" CACHE STRING "address, thread, undefined or a comma list")
 
-if(NOT CMAKE_BUILD_TYPE)
+if(NOT CMAKE_BUILD_TYPE AND PROJECT_IS_TOP_LEVEL)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
 endif()
 set(CMAKE_CXX_STANDARD 20)

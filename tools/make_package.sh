@@ -11,7 +11,7 @@ stage=build-package/stage/$name
 rm -rf "build-package/stage"
 cmake -S . -B build-package -G Ninja -DCMAKE_BUILD_TYPE=Release -DDEEPINFER_TESTS=OFF >/dev/null
 ninja -C build-package -j"${JOBS:-$(nproc)}" deepinfer
-cmake --install build-package --prefix "$stage" --strip >/dev/null
+cmake --install build-package --prefix "$stage" --strip --component Unspecified >/dev/null
 
 mkdir -p "$stage/lib/deepinfer"
 ldd "$stage/bin/deepinfer" | awk '$2 == "=>" && $3 ~ /^\// { print $3 }' | while read -r library; do
