@@ -62,7 +62,7 @@ Status Model::Impl::BeginStep(std::span<const Piece> pieces, bool is_draft) {
     r.state = sequence.state_.as<uint8_t>();
     r.block_table = sequence.block_table_.as<int32_t>();
     // The producer half sees whole windows; draft keys exist only for rows that ran through the consumer half.
-    if (is_draft) r.window_floor = static_cast<int32_t>(sequence.window_floor_);
+    r.window_floor = static_cast<int32_t>(is_draft ? sequence.window_floor_ : sequence.valid_start_);
     host_sequences.push_back(r);
     for (int32_t i = 0; i < r.num_rows; ++i) {
       const bool is_image = !piece.is_image.empty() && piece.is_image[static_cast<size_t>(i)] != 0;
@@ -84,6 +84,8 @@ Status Model::Impl::BeginStep(std::span<const Piece> pieces, bool is_draft) {
       const int32_t end = (r.start + r.num_rows) / ratio;
       step_groups[ratio] = std::max<int64_t>(step_groups[ratio], end);
       for (int32_t g = r.start / ratio; g < end; ++g) {
+        // A group is written if its last token is at or above the floor.
+        if ((g + 1) * ratio - 1 < piece.write_floor) continue;
         device::NewGroup group;
         group.last_row = r.row_begin + (g + 1) * ratio - 1 - r.start;
         group.sequence = static_cast<int32_t>(s);
@@ -177,6 +179,13 @@ void Model::Impl::RunCompressor(const LayerWeights& w, int layer, Tracer& tracer
     device->MatMul(arithmetic, *w.compressor, *plain, latent);
   }
   if (n == 0) return;
+  if (cache.ratio == 1 && n < step.num_rows) {
+    // Some rows write no group: latent[i] becomes the latent of group i, as pooling leaves it for ratio 2.
+    host_group_positions.clear();
+    for (const auto& group : list.host) host_group_positions.push_back(group.last_row);
+    device->Upload(ws.head_rows.data(), host_group_positions.data(), Bytes32(n));
+    device->CopyRows(latent, ws.head_rows.as<int32_t>(), n, d, latent);
+  }
   device->RmsNorm(arithmetic, latent, w.compressor_norm.as<float>(), n, d, eps, latent);
   const std::string name = tracer.is_on() ? fmt::format("layers.{}.", layer) : std::string();
   if (tracer.is_on()) tracer.Act(name + "attn.latent", latent, {n, d});
@@ -599,7 +608,7 @@ Result<std::span<const float>> Model::Forward(std::span<const SequenceChunk> chu
                                            length, impl.max_model_len));
     if (chunk.all_logits && !chunk.no_logits && impl.options.decoder_replay == DecoderReplay::kCompact) {
       const int64_t start = chunk.sequence->length(), known = std::max(chunk.known_length, static_cast<int64_t>(chunk.ids.size()));
-      if (start < (start > 0 ? chunk.sequence->window_floor_ : known - impl.replay_keep))
+      if (start < (start > 0 || chunk.sequence->is_slot_ ? chunk.sequence->window_floor_ : known - impl.replay_keep))
         return InvalidArgument("logits of all prompt positions need decoder replay off or mask");
     }
     if (!chunk.no_logits) num_logits += chunk.all_logits ? static_cast<int64_t>(chunk.ids.size()) : 1;
@@ -614,7 +623,7 @@ Result<std::span<const float>> Model::Forward(std::span<const SequenceChunk> chu
   DI_RETURN_IF_ERROR(impl.EnsureLogits(num_logits));
   if (impl.options.decoder_replay != DecoderReplay::kOff) {
     for (const SequenceChunk& chunk : chunks) {
-      if (chunk.sequence->length() > 0) continue;
+      if (chunk.sequence->length() > 0 || chunk.sequence->is_slot_) continue;
       const int64_t known = std::max(chunk.known_length, static_cast<int64_t>(chunk.ids.size()));
       chunk.sequence->window_floor_ = std::max<int64_t>(0, known - impl.replay_keep);
     }
@@ -637,6 +646,7 @@ Result<std::span<const float>> Model::Forward(std::span<const SequenceChunk> chu
       if (!chunk.is_image.empty()) piece.is_image = chunk.is_image.subspan(static_cast<size_t>(offset), static_cast<size_t>(n));
       if (chunk.image_embeds != nullptr) piece.image_embeds = chunk.image_embeds + offset * impl.config.hidden_size;
       piece.all_logits = chunk.all_logits;
+      piece.write_floor = chunk.write_floor;
       if (!chunk.no_logits && (chunk.all_logits || n == left)) {
         piece.logits_begin = logits_row;
         logits_row += chunk.all_logits ? n : 1;

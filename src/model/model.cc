@@ -203,6 +203,35 @@ Result<std::unique_ptr<Sequence>> Model::NewSequence() {
   return sequence;
 }
 
+Result<std::unique_ptr<Sequence>> Model::NewSlot() {
+  DI_ASSIGN_OR_RETURN(std::unique_ptr<Sequence> sequence, NewSequence());
+  sequence->is_slot_ = true;
+  sequence->has_decoder_replay_ = impl_->options.decoder_replay != DecoderReplay::kOff;
+  return sequence;
+}
+
+Result<std::vector<int32_t>> Model::TakeBlocks(int64_t count) {
+  BlockPool& pool = *impl_->pool;
+  if (count > pool.num_free())
+    return ResourceExhausted(fmt::format("the cache has {} free blocks of {}, {} are needed; raise cache_tokens to {}", pool.num_free(),
+                                         pool.num_blocks(), count, count * kBlockTokens));
+  std::vector<int32_t> blocks;
+  while (static_cast<int64_t>(blocks.size()) < count) blocks.push_back(pool.Allocate());
+  return blocks;
+}
+
+void Model::ReturnBlocks(std::span<const int32_t> blocks) {
+  for (size_t i = blocks.size(); i-- > 0;) impl_->pool->Free(blocks[i]);
+}
+
+void Model::CopyBlock(int32_t from, int32_t to) {
+  uint8_t* data = impl_->pool->data();
+  const int64_t stride = impl_->layout.block_stride;
+  CopyDeviceBytes(*impl_->device, data + to * stride, data + from * stride, impl_->layout.block_payload_bytes);
+}
+
+device::Device& Model::device() { return *impl_->device; }
+
 void Model::SetStageClock(StageClock* clock) { impl_->stage_clock = clock; }
 
 }  // namespace deepinfer::model

@@ -64,6 +64,8 @@ struct SequenceChunk {
   // Decoder replay: length of the whole known token sequence, of which `ids` is a part. 0 = it ends with these ids. Read at
   // the first chunk of a sequence only.
   int64_t known_length = 0;
+  // Encoder replay: compressed keys of positions below it exist already and are not written.
+  int64_t write_floor = 0;
   // Image rows (optional): is_image[i] != 0 replaces the embedding of row i by image_embeds + i * hidden_size.
   std::span<const uint8_t> is_image = {};
   const float* image_embeds = nullptr;
@@ -87,6 +89,13 @@ class Model {
   int64_t max_model_len() const;
 
   Result<std::unique_ptr<Sequence>> NewSequence();
+
+  // For a scheduler that manages blocks itself: sequences whose blocks are set from outside, and blocks for them.
+  Result<std::unique_ptr<Sequence>> NewSlot();
+  Result<std::vector<int32_t>> TakeBlocks(int64_t count);
+  void ReturnBlocks(std::span<const int32_t> blocks);
+  void CopyBlock(int32_t from, int32_t to);
+  device::Device& device();
 
   // Runs the chunks of several sequences in one step. logits: rows of all chunks in order, [rows, V] float32; the span is
   // valid until the next call. Errors: kResourceExhausted (cache full, context exceeded).

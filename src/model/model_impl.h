@@ -56,6 +56,7 @@ struct Piece {
   const float* image_embeds = nullptr;  // row 0 belongs to ids[0]
   int64_t logits_begin = -1;            // index of the first logits row; -1 = none
   bool all_logits = false;
+  int64_t write_floor = 0;
 };
 
 struct Model::Impl {

@@ -3,6 +3,9 @@
 // The cache state of one token sequence on one model: its token ids, the blocks of compressed keys, and its state slot
 // (window rings, compressor partial groups). Made by Model::NewSequence, which must outlive it; gives its blocks back when
 // destroyed. Not thread-safe: the thread that calls the model.
+//
+// A sequence made by Model::NewSlot owns no blocks: a scheduler tells it which ones to use and may rebind it to another
+// token sequence at any time.
 #pragma once
 
 #include <cstdint>
@@ -31,6 +34,20 @@ class Sequence {
   Status Truncate(int64_t length);
   int max_backtracking() const { return layout_.max_backtracking; }
 
+  // ---- slots only -----------------------------------------------------------------------------------------------------
+  // Another token sequence begins here: `history` are its tokens before the first one to compute. No window keys of
+  // positions below `valid_start` (even) are visible from now on, except those that LoadProducerState brings. With decoder
+  // replay the consumer half runs rows from max(valid_start, decoder_floor) on.
+  void Bind(std::span<const int32_t> history, int64_t valid_start, int64_t decoder_floor);
+  // Entries of the block table from `first` on.
+  void SetBlocks(int64_t first, std::span<const int32_t> blocks);
+  // Becomes `other` as it was at `length` (at most max_backtracking() tokens ago), without its blocks.
+  void CopyStateFrom(const Sequence& other, int64_t length);
+  // The window rings of the producer half at the present length, `producer_state_bytes` of device memory.
+  int64_t producer_state_bytes() const { return layout_.persistable_state_bytes; }
+  void SaveProducerState(void* to) const;
+  void LoadProducerState(const void* from);
+
  private:
   friend class Model;
   friend struct ModelAccess;
@@ -50,6 +67,9 @@ class Sequence {
   device::Buffer block_table_;      // device copy of blocks_
   device::Buffer state_;
   int64_t window_floor_ = 0;        // decoder replay: first position that runs through the consumer half
+  int64_t valid_start_ = 0;         // encoder replay: window keys of smaller positions do not exist
+  bool is_slot_ = false;            // blocks and floors are set from outside
+  bool has_decoder_replay_ = false;
 };
 
 }  // namespace deepinfer::model

@@ -1,0 +1,360 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The engine on real models: the answer of a request is bitwise the same alone, with any neighbours, after preemption, after
+// an exact prefix hit and as a sibling; a replayed hit equals the replay done by hand.
+#include "engine/model_slots.h"
+
+#include <random>
+
+#include <gtest/gtest.h>
+
+#include "backends/registry.h"
+#include "engine/engine_core.h"
+#include "model/checkpoint.h"
+#include "model/golden_support.h"
+#include "sampling/params.h"
+#include "text/tokenizer.h"
+
+namespace deepinfer::engine {
+namespace {
+
+constexpr int64_t kNanoKeep = 40, kTinyKeep = 140;
+
+std::unique_ptr<model::Model> LoadModel(const std::string& dir, std::vector<int32_t> compressed_vocab, int64_t keep, int num_threads) {
+  model::LoadOptions options;
+  options.with_draft = false;
+  options.cache_tokens = 1 << 16;
+  options.decoder_replay = model::DecoderReplay::kCompact;
+  options.replay_keep_tokens = keep;
+  options.compressed_vocab = std::move(compressed_vocab);
+  auto loaded = model::Model::Load(model::Checkpoint::Open(dir).value(), model::ModelConfig::Load(dir).value(),
+                                   backends::CreateDevice("cpu", {num_threads, ""}).value(), options);
+  EXPECT_TRUE(loaded.ok()) << loaded.status().ToString();
+  return std::move(loaded).value();
+}
+std::unique_ptr<model::Model> LoadNano(int num_threads = 1) {
+  return LoadModel(model::GoldenPath("nano"), model::Golden("engram.safetensors").Ints("token_map"), kNanoKeep, num_threads);
+}
+model::Model& Tiny() {
+  static const std::string dir = std::string(DEEPINFER_SOURCE_DIR) + "/models/demo";
+  static const auto loaded = LoadModel(dir, text::Tokenizer::Load(dir).value()->BuildCompressedVocab().map, kTinyKeep, 1);
+  return *loaded;
+}
+
+struct Answer {
+  std::vector<int32_t> ids;
+  std::vector<float> logprobs;
+  FinishReason reason = FinishReason::kNone;
+  int64_t cached_tokens = 0;
+};
+
+void ExpectSame(const Answer& a, const Answer& b, const std::string& what) {
+  EXPECT_EQ(a.ids, b.ids) << what;
+  ASSERT_EQ(a.logprobs.size(), b.logprobs.size()) << what;
+  EXPECT_EQ(std::memcmp(a.logprobs.data(), b.logprobs.data(), a.logprobs.size() * sizeof(float)), 0) << what;
+  EXPECT_EQ(a.reason, b.reason) << what;
+}
+
+EngineCoreOptions Options(int64_t keep) {
+  EngineCoreOptions o;
+  o.scheduler.max_model_len = 1024;
+  o.scheduler.max_num_batched_tokens = 256;
+  o.scheduler.max_num_seqs = 16;
+  o.scheduler.num_blocks = 200;
+  o.scheduler.decoder_keep = keep;
+  o.scheduler.end_token_ids = {1};
+  o.scheduler.prefix_cache.state_every_blocks = 1;
+  o.scheduler.prefix_cache.num_state_records = 40;
+  o.allow_prompt_logprobs = false;
+  o.end_token_id = 1;
+  return o;
+}
+
+struct Engine {
+  Engine(model::Model& m, EngineCoreOptions options) {
+    slots = ModelSlots::Create(m, options.scheduler.num_blocks, options.scheduler.num_state_slots(),
+                               options.scheduler.prefix_cache.num_state_records)
+                .value();
+    auto made = EngineCore::Create(*slots, std::move(options));
+    EXPECT_TRUE(made.ok()) << made.status().message();
+    core = std::move(made).value();
+  }
+  std::unique_ptr<ModelSlots> slots;
+  std::unique_ptr<EngineCore> core;
+};
+
+EngineRequest RandomRequest(std::mt19937_64& rng, int64_t max_prompt, int vocab) {
+  EngineRequest request;
+  const uint64_t document = rng() % 2, limit = static_cast<uint64_t>(max_prompt);
+  const uint64_t shared = rng() % 3 == 0 ? 0 : rng() % limit, length = std::min<uint64_t>(shared + 1 + rng() % 100, limit);
+  for (uint64_t i = 0; i < length; ++i)
+    request.prompt_ids.push_back(static_cast<int32_t>(3 + (i < shared ? (document + 1) * (i + 5) * 131 : rng()) % static_cast<uint64_t>(vocab - 3)));
+  SamplingParams& p = request.params;
+  p.max_tokens = static_cast<int64_t>(1 + rng() % 16);
+  switch (rng() % 3) {
+    case 0: p.temperature = 0; break;
+    case 1: p.top_p = 0.9; p.top_k = 50; break;
+    default: p.presence_penalty = 0.5; p.repetition_penalty = 1.1;
+  }
+  p.seq_seed = rng();
+  return request;
+}
+
+// Without an engine: one sequence, whole prompt, token by token.
+Answer RunAlone(model::Model& m, const EngineRequest& request, int sample = 0) {
+  Answer answer;
+  auto sequence = m.NewSequence().value();
+  sampling::Sampler sampler(m.config().vocab_size);
+  const SamplingParams params = sampling::Normalized(request.params);
+  sampling::TokenCounts counts(m.config().vocab_size);
+  counts.AddPrompt(request.prompt_ids);
+  std::vector<int32_t> ids = request.prompt_ids;
+  while (answer.reason == FinishReason::kNone) {
+    model::SequenceChunk chunk;
+    chunk.sequence = sequence.get();
+    chunk.ids = ids;
+    const auto logits = m.Forward({&chunk, 1}).value();
+    sampling::RowContext context;
+    context.seed = *params.seq_seed + static_cast<uint64_t>(sample);
+    context.position = static_cast<int32_t>(sequence->length());
+    context.draw_mode = sampling::DrawMode::kRace;
+    if (params.has_penalties()) context.counts = &counts;
+    const auto token = sampler.Sample(logits, params, context).value();
+    counts.AddOutput(token.id);
+    answer.ids.push_back(token.id);
+    answer.logprobs.push_back(token.logprob);
+    if (token.id == 1) answer.reason = FinishReason::kStop;
+    if (answer.reason == FinishReason::kNone && static_cast<int64_t>(answer.ids.size()) >= params.max_tokens)
+      answer.reason = FinishReason::kLength;
+    ids = {token.id};
+  }
+  return answer;
+}
+
+std::vector<Answer> Collect(RequestHandle& handle) {
+  std::vector<Answer> answers(static_cast<size_t>(handle.num_samples()));
+  CoreOutput output;
+  while (handle.Next(output)) {
+    Answer& answer = answers.at(static_cast<size_t>(output.sample));
+    if (output.token.token_id >= 0) {
+      answer.ids.push_back(output.token.token_id);
+      answer.logprobs.push_back(output.token.logprob);
+    }
+    if (output.cached_tokens >= 0) answer.cached_tokens = output.cached_tokens;
+    answer.reason = output.finish_reason;
+  }
+  return answers;
+}
+
+class NanoEngineTest : public ::testing::Test {
+ protected:
+  static constexpr int kNumRequests = 64;
+  NanoEngineTest() {
+    std::mt19937_64 rng(1);
+    for (int i = 0; i < kNumRequests; ++i) requests_.push_back(RandomRequest(rng, 320, 400));
+    static auto shared_model = LoadNano();
+    static std::vector<Answer> answers;
+    model_ = shared_model.get();
+    if (answers.empty())
+      for (const EngineRequest& request : requests_) answers.push_back(RunAlone(*model_, request));
+    alone_ = answers;
+  }
+  // All requests at once, in the given order; total of cached tokens.
+  int64_t ExpectAllTheSame(EngineCore& core, const std::vector<size_t>& order) {
+    std::vector<std::shared_ptr<RequestHandle>> handles;
+    for (const size_t i : order) handles.push_back(core.Submit(requests_[i]).value());
+    int64_t cached = 0;
+    for (size_t k = 0; k < order.size(); ++k) {
+      const Answer answer = Collect(*handles[k])[0];
+      ExpectSame(answer, alone_[order[k]], "request " + std::to_string(order[k]));
+      cached += answer.cached_tokens;
+    }
+    return cached;
+  }
+  std::vector<size_t> Order(uint64_t seed = 0) const {
+    std::vector<size_t> order(requests_.size());
+    for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+    if (seed != 0) std::shuffle(order.begin(), order.end(), std::mt19937_64(seed));
+    return order;
+  }
+
+  model::Model* model_ = nullptr;
+  std::vector<EngineRequest> requests_;
+  std::vector<Answer> alone_;
+};
+
+TEST_F(NanoEngineTest, TogetherInAnyOrder) {
+  Engine engine(*model_, Options(kNanoKeep));
+  EXPECT_EQ(ExpectAllTheSame(*engine.core, Order(5)), 0);
+}
+
+TEST_F(NanoEngineTest, Preempted) {
+  // Blocks for half of the sequences, all of which outgrow their first one.
+  EngineCoreOptions o = Options(kNanoKeep);
+  o.scheduler.num_blocks = 8;
+  Engine engine(*model_, o);
+  std::vector<EngineRequest> requests;
+  std::vector<std::shared_ptr<RequestHandle>> handles;
+  for (size_t i = 0; i < 8; ++i) {
+    EngineRequest request = requests_[i];
+    request.prompt_ids.resize(100 + 3 * i, 9);
+    request.params.max_tokens = 40;
+    handles.push_back(engine.core->Submit(request).value());
+    requests.push_back(std::move(request));
+  }
+  std::vector<Answer> answers;
+  for (const auto& handle : handles) answers.push_back(Collect(*handle)[0]);
+  engine.core->Drain();
+  EXPECT_GT(engine.core->Stats().stats.num_preempted, 2);
+  for (size_t i = 0; i < 8; ++i) ExpectSame(answers[i], RunAlone(*model_, requests[i]), "request " + std::to_string(i));
+}
+
+TEST_F(NanoEngineTest, PrefixCachedExact) {
+  EngineCoreOptions o = Options(kNanoKeep);
+  o.scheduler.cache_mode = CacheMode::kExact;
+  Engine engine(*model_, o);
+  ExpectAllTheSame(*engine.core, Order());
+  EXPECT_GT(ExpectAllTheSame(*engine.core, Order(7)), 2000);
+}
+
+TEST_F(NanoEngineTest, PrefixCachedExactUnderPressure) {
+  EngineCoreOptions o = Options(kNanoKeep);
+  o.scheduler.cache_mode = CacheMode::kExact;
+  o.scheduler.num_blocks = 12;
+  o.scheduler.prefix_cache.num_state_records = 6;
+  Engine engine(*model_, o);
+  for (uint64_t seed = 1; seed < 3; ++seed) ExpectAllTheSame(*engine.core, Order(seed));
+  EXPECT_GT(engine.core->Stats().stats.num_cached_tokens, 0);
+}
+
+TEST_F(NanoEngineTest, SynchronousAndTwoThreads) {
+  const auto two = LoadNano(2);
+  EngineCoreOptions o = Options(kNanoKeep);
+  {
+    Engine engine(*two, o);
+    ExpectAllTheSame(*engine.core, Order(3));
+  }
+  o.is_async = false;
+  Engine engine(*two, o);
+  ExpectAllTheSame(*engine.core, Order(4));
+}
+
+TEST_F(NanoEngineTest, SiblingsEqualIndependentRuns) {
+  Engine engine(*model_, Options(kNanoKeep));
+  for (const size_t i : {size_t{1}, size_t{2}, size_t{5}, size_t{7}, size_t{10}}) {
+    EngineRequest request = requests_[i];
+    if (request.params.is_greedy()) request.params.temperature = 1;
+    request.params.n = 4;
+    const auto answers = Collect(*engine.core->Submit(request).value());
+    for (int s = 0; s < 4; ++s) {
+      EngineRequest single = request;
+      single.params.n = 1;
+      single.params.seq_seed = *request.params.seq_seed + static_cast<uint64_t>(s);
+      ExpectSame(answers[static_cast<size_t>(s)], Collect(*engine.core->Submit(single).value())[0], "sample " + std::to_string(s));
+    }
+  }
+  EXPECT_EQ(engine.core->Stats().stats.num_forked, 15);
+}
+
+TEST_F(NanoEngineTest, AbortStormLeavesNothing) {
+  EngineCoreOptions o = Options(kNanoKeep);
+  o.scheduler.cache_mode = CacheMode::kExact;
+  o.scheduler.num_blocks = 16;
+  Engine engine(*model_, o);  // its end checks every block and slot
+  std::mt19937_64 rng(11);
+  for (int round = 0; round < 6; ++round) {
+    std::vector<std::pair<size_t, std::shared_ptr<RequestHandle>>> open;
+    for (int i = 0; i < 12; ++i) {
+      const size_t which = rng() % requests_.size();
+      open.emplace_back(which, engine.core->Submit(requests_[which]).value());
+    }
+    for (auto& [which, handle] : open) {
+      CoreOutput output;
+      for (uint64_t n = rng() % 4; n > 0; --n) handle->Next(output);
+      if (rng() % 2 == 0) handle->Cancel();
+    }
+    for (auto& [which, handle] : open) handle->Wait();
+  }
+  engine.core->Drain();
+  EXPECT_EQ(engine.core->Stats().num_used_blocks, 0);
+  EXPECT_EQ(engine.core->Stats().num_used_slots, 0);
+}
+
+// ---- the tiny model: window 128 -----------------------------------------------------------------------------------------
+
+EngineRequest SharedPrefixRequest(uint64_t tail, int64_t length = 700, int64_t shared = 500) {
+  EngineRequest request;
+  for (int64_t i = 0; i < length; ++i)
+    request.prompt_ids.push_back(static_cast<int32_t>(1000 + (i * 7919 + (i >= shared ? static_cast<int64_t>(tail) * 77 : 0)) % 3000));
+  request.params.temperature = 0;
+  request.params.max_tokens = 8;
+  request.params.ignore_eos = true;
+  return request;
+}
+
+TEST(TinyEngine, ReplayedHitEqualsReplayByHand) {
+  model::Model* m = &Tiny();
+  const EngineRequest first = SharedPrefixRequest(1), second = SharedPrefixRequest(2);
+  Answer hit;
+  {
+    EngineCoreOptions o = Options(kTinyKeep);
+    o.scheduler.cache_mode = CacheMode::kReplay;
+    o.scheduler.prefix_cache.num_state_records = 0;
+    Engine engine(*m, o);
+    EXPECT_EQ(Collect(*engine.core->Submit(first).value())[0].cached_tokens, 0);
+    hit = Collect(*engine.core->Submit(second).value())[0];
+    EXPECT_EQ(hit.cached_tokens, 384);
+    // The third one finds what the second left, whose blocks carry the replay.
+    EXPECT_EQ(Collect(*engine.core->Submit(second).value())[0].cached_tokens, 640);
+  }
+  // By hand: [0, 384) cold, then [256, 700) again with empty windows, compressed keys kept below 384.
+  auto cold = m->NewSlot().value(), replayed = m->NewSlot().value();
+  const std::vector<int32_t> blocks = m->TakeBlocks(6).value();
+  const std::span<const int32_t> ids = second.prompt_ids;
+  cold->Bind({}, 0, 0);
+  cold->SetBlocks(0, std::span(blocks).first(3));
+  model::SequenceChunk chunk{.sequence = cold.get(), .ids = ids.first(384)};
+  ASSERT_TRUE(m->Forward({&chunk, 1}).ok());
+  replayed->Bind(ids.first(256), 256, 700 - kTinyKeep);
+  replayed->SetBlocks(0, blocks);
+  chunk = {.sequence = replayed.get(), .ids = ids.subspan(256), .write_floor = 384};
+  std::vector<int32_t> tokens;
+  sampling::Sampler sampler(m->config().vocab_size);
+  int32_t next = 0;
+  std::vector<float> logprobs;
+  for (int i = 0; i < 8; ++i) {
+    const auto logits = m->Forward({&chunk, 1}).value();
+    const auto token = sampler.Sample(logits, sampling::Normalized(second.params), {}).value();
+    tokens.push_back(next = token.id);
+    logprobs.push_back(token.logprob);
+    chunk = {.sequence = replayed.get(), .ids = {&next, 1}, .write_floor = 384};
+  }
+  m->ReturnBlocks(blocks);
+  EXPECT_EQ(hit.ids, tokens);
+  EXPECT_EQ(hit.logprobs, logprobs);
+}
+
+TEST(TinyEngine, ExactHitEqualsColdRun) {
+  model::Model* m = &Tiny();
+  const EngineRequest first = SharedPrefixRequest(1), second = SharedPrefixRequest(2);
+  Answer cold, hit, again;
+  {
+    EngineCoreOptions o = Options(kTinyKeep);
+    o.scheduler.cache_mode = CacheMode::kOff;
+    Engine engine(*m, o);
+    cold = Collect(*engine.core->Submit(second).value())[0];
+  }
+  EngineCoreOptions o = Options(kTinyKeep);
+  o.scheduler.cache_mode = CacheMode::kExact;
+  Engine engine(*m, o);
+  Collect(*engine.core->Submit(first).value());
+  hit = Collect(*engine.core->Submit(second).value())[0];
+  again = Collect(*engine.core->Submit(second).value())[0];
+  EXPECT_EQ(hit.cached_tokens, 384);
+  EXPECT_EQ(again.cached_tokens, 512);
+  ExpectSame(hit, cold, "hit at 384");
+  ExpectSame(again, cold, "hit at 512");
+}
+
+}  // namespace
+}  // namespace deepinfer::engine
