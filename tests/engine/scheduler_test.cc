@@ -852,6 +852,43 @@ TEST(Scheduler, DecodedBlocksArePublishedBehindTheCommittedLength) {
   d.Drain();
 }
 
+TEST(Scheduler, StatesOfVoidRowsAreNotKept) {
+  SchedulerOptions o = Options();
+  o.cache_mode = CacheMode::kExact;
+  o.decoder_keep = 140;
+  o.prefix_cache.num_state_records = 4;
+  for (const int32_t token : {7, kEnd}) {
+    Driver d(o);
+    d.Add(126, 10);
+    d.Step();
+    StepPlan first, second;
+    d.scheduler.Schedule(first);
+    d.scheduler.Schedule(second);  // ends at position 128
+    ASSERT_EQ(second.saves.size(), 1u);
+    EXPECT_EQ(second.saves[0].position, 128);
+    d.Process(first, token);
+    d.Process(second);
+    EXPECT_EQ(d.scheduler.prefix_cache().num_records(), token == kEnd ? 0 : 1);
+    EXPECT_EQ(d.scheduler.prefix_cache().num_pending_records(), 0);
+    d.Drain();
+  }
+}
+
+TEST(Scheduler, DecodingKeepsTheNewestStateAndThoseOnTheGrid) {
+  SchedulerOptions o = Options();
+  o.cache_mode = CacheMode::kExact;
+  o.decoder_keep = 140;
+  o.prefix_cache.state_every_blocks = 3;
+  o.prefix_cache.num_state_records = 10;
+  Driver d(o);
+  d.Add(100, 700);
+  for (int64_t length = 101; length < 700; ++length) d.Step();
+  d.Step();
+  // Boundaries at 128 .. 640: 384 is on the grid, 640 the newest.
+  EXPECT_EQ(d.scheduler.prefix_cache().num_records(), 2);
+  d.Drain();
+}
+
 TEST(CacheModes, BatchInvariantEnginesNeverReplayAndExactNeedsDecoderReplay) {
   SchedulerOptions o;
   EXPECT_EQ(ResolveCacheMode(CacheMode::kReplay, o), CacheMode::kReplay);
