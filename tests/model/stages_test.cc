@@ -32,5 +32,20 @@ TEST_P(Stages, EveryInstructionSetAgainstScalar) {
   }
 }
 
+// A comparison that could not fail would prove nothing: another arithmetic differs where it must, and only there.
+TEST(StageCompareTest, SeesAnotherArithmetic) {
+  const auto tokens = Golden("cases/len0040.safetensors").Ints("tokens");
+  StageCompare compare({{tokens.begin(), tokens.end() - 4}, {tokens.end() - 4, tokens.end()}});
+  compare.Record(Nano(Numerics::kPlain));
+  compare.Compare(Nano(Numerics::kRelease));
+  const auto& differences = compare.differences();
+  EXPECT_EQ(differences.at("engram_rows").num_changed_rows, 0);
+  for (const char* kind : {"attn.query", "attn.window_key", "attn.output", "ffn.output", "indexer.query"}) {
+    const StageLimit limit = LimitOf(Numerics::kPlain, kind);
+    EXPECT_GT(differences.at(kind).worst_abs, limit.abs) << kind;
+    EXPECT_GT(differences.at(kind).worst_norm, limit.norm) << kind;
+  }
+}
+
 }  // namespace
 }  // namespace deepinfer::model
