@@ -225,6 +225,7 @@ void BindParams(nb::module_& m) {
       .def_rw("num_threads", &EngineOptions::num_threads)
       .def_rw("max_model_len", &EngineOptions::max_model_len)
       .def_rw("prefill_chunk_tokens", &EngineOptions::prefill_chunk_tokens)
+      .def_rw("decoder_replay", &EngineOptions::decoder_replay)
       .def_rw("raw_logprobs", &EngineOptions::raw_logprobs)
       .def_rw("compute_sum_smaller_probs", &EngineOptions::compute_sum_smaller_probs);
 }

@@ -33,6 +33,11 @@ struct EngineOptions {
   int num_threads = 0;                 // 0 = one per available core
   int64_t max_model_len = 4096;        // prompt and output together; 0 = the model's own maximum, which also caps it
   int64_t prefill_chunk_tokens = 2048;
+  // Decoder replay (specification, engine 11): the layers behind the last key source run on the last decoder_replay_keep
+  // tokens of a prompt only. off gives the numbers of the reference; mask, compact (faster, same numbers as mask); auto =
+  // compact where the checkpoint allows it.
+  std::string decoder_replay = "off";
+  int64_t decoder_replay_keep = 0;     // 0 = window + 12
   bool raw_logprobs = false;           // log probabilities of the untouched logits
   bool compute_sum_smaller_probs = false;
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress = {};  // while loading

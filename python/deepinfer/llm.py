@@ -156,7 +156,7 @@ class LLM:
                 if value not in ("processed", "raw"):
                     raise ValueError(f"logprobs_mode is {value!r} but must be 'processed' or 'raw'")
                 options.raw_logprobs = value == "raw"
-            elif name in ("load_format", "device", "numerics", "cpu_isa"):
+            elif name in ("load_format", "device", "numerics", "cpu_isa", "decoder_replay"):
                 if not isinstance(value, str):
                     raise TypeError(f"{name} must be a string, got {value!r}")
                 setattr(options, name, value)

@@ -9,8 +9,14 @@
 
 namespace deepinfer::cli {
 
+// kReference: no prefix cache, no decoder replay, the numbers of the reference. kProduction: what a server does.
+enum class Defaults { kReference, kProduction };
+
 // Resolves --model and loads it, with a progress bar.
-Result<std::unique_ptr<LLM>> LoadModel(const Invocation& invocation);
+Result<std::unique_ptr<LLM>> LoadModel(const Invocation& invocation, Defaults defaults);
+
+// --decoder-replay in the library's terms.
+std::string DecoderReplayOf(const ModelSourceConfig& config, Defaults defaults);
 
 // Options that were given replace the fields of `base`.
 SamplingParams WithSamplingOptions(const SamplingConfig& config, SamplingParams base);

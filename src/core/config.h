@@ -36,6 +36,8 @@ struct ModelSourceConfig {
   std::string kv_format = "fp4";      // fp4, mxfp8: compressed KV records
   int64_t threads = 0;                // 0 = all available cores
   int64_t max_model_len = 0;          // 0 = what the checkpoint allows
+  std::string decoder_replay = "auto";  // auto, off, mask, compact; auto = the command's default
+  int64_t decoder_replay_keep = 0;    // 0 = 140, or what the window of the checkpoint needs
 };
 
 struct SamplingConfig {

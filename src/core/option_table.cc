@@ -51,6 +51,15 @@ std::vector<OptionSpec> MakeTable() {
        .help = "instruction set of the CPU kernels; auto takes the best one, the others are for comparisons", .kind = kChoice,
        .choices = {"auto", "scalar", "avx2", "avx512"}},
 
+      {.name = "decoder-replay", .group = "Model", .commands = "generate,chat,bench", .field = DI_FIELD(model.decoder_replay),
+       .help = "run the layers behind the last key source on the end of a prompt only: off, mask (all rows, narrowed windows) or "
+               "compact (rows dropped, faster); auto = compact for chat and bench where the checkpoint allows it, else off",
+       .kind = kChoice, .choices = {"auto", "off", "mask", "compact"}, .env_aliases = {"DEEPINFER_YOCO_PREFILL_TRUNCATION_MODE"}},
+      {.name = "decoder-replay-keep", .group = "Model", .commands = "generate,chat,bench",
+       .field = DI_FIELD(model.decoder_replay_keep), .help = "prompt tokens that decoder replay keeps; at least the window + 6",
+       .kind = kInt, .value_name = "TOKENS", .min = 0, .max = kMaxInt32, .default_text = "140",
+       .env_aliases = {"DEEPINFER_YOCO_PREFILL_KEEP_TOKENS"}},
+
       // --- Sampling ---
       {.name = "max-tokens", .group = "Sampling", .commands = "generate,chat,eval greedy", .field = DI_FIELD(sampling.max_tokens),
        .help = "limit of generated tokens", .kind = kInt, .min = 1, .max = kMaxTokens,

@@ -225,6 +225,7 @@ Status Generator::Run::Prefill() {
     StepChunk chunk;
     chunk.sequence = sequence_.get();
     chunk.ids = ids.subspan(done, count);
+    chunk.known_length = static_cast<int64_t>(ids.size());
     chunk.logits = params_.prompt_logprobs ? LogitRows::kAll : is_last ? LogitRows::kLast : LogitRows::kNone;
     const double start_s = generator_.options_.clock->NowSeconds();
     DI_ASSIGN_OR_RETURN(logits_, generator_.runner_.Forward({&chunk, 1}));

@@ -123,6 +123,8 @@ Result<std::unique_ptr<LLM>> LLM::Load(EngineOptions options) {
   DI_ASSIGN_OR_RETURN(load.numerics, model::ParseNumerics(options.numerics));
   load.num_threads = options.num_threads;
   load.max_model_len = options.max_model_len;
+  load.decoder_replay = std::move(options.decoder_replay);
+  load.decoder_replay_keep = options.decoder_replay_keep;
   load.generator.prefill_chunk_tokens = options.prefill_chunk_tokens;
   load.generator.logprobs_mode = options.raw_logprobs ? LogprobsMode::kRaw : LogprobsMode::kProcessed;
   load.generator.compute_sum_smaller_probs = options.compute_sum_smaller_probs;

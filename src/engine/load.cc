@@ -8,6 +8,7 @@
 
 #include "backends/registry.h"
 #include "core/clock.h"
+#include "core/escape.h"
 #include "core/memory_info.h"
 #include "engine/model_runner.h"
 #include "hub/model_locator.h"
@@ -19,6 +20,14 @@ namespace {
 
 // What the memory check assumes of a cache that grows on demand.
 constexpr int64_t kAssumedCacheTokens = 8192;
+
+Result<model::DecoderReplay> ParseDecoderReplay(const std::string& name, const model::ModelConfig& config) {
+  if (name == "off") return model::DecoderReplay::kOff;
+  if (name == "mask") return model::DecoderReplay::kMask;
+  if (name == "compact") return model::DecoderReplay::kCompact;
+  if (name == "auto") return config.CheckDecoderReplay().ok() ? model::DecoderReplay::kCompact : model::DecoderReplay::kOff;
+  return InvalidArgument(fmt::format("decoder_replay is \"{}\" but must be auto, off, mask or compact", Escape(name)), "decoder_replay");
+}
 
 }  // namespace
 
@@ -102,6 +111,8 @@ Result<std::unique_ptr<Engine>> LoadEngine(LoadOptions options) {
   load.cache_tokens = options.cache_tokens;
   load.use_fp4_sparse_kv = options.use_fp4_sparse_kv;
   load.progress = options.progress;
+  DI_ASSIGN_OR_RETURN(load.decoder_replay, ParseDecoderReplay(options.decoder_replay, parts.config));
+  load.replay_keep_tokens = options.decoder_replay_keep;
   if (!parts.config.engram_layer_ids.empty()) {
     load.compressed_vocab = std::move(parts.tokenizer->BuildCompressedVocab().map);
   }

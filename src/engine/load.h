@@ -31,6 +31,8 @@ struct LoadOptions {
   int64_t cache_tokens = 0;       // 0 = the cache grows on demand
   bool with_draft = false;        // load the draft head
   bool use_fp4_sparse_kv = true;
+  std::string decoder_replay = "off";  // off, mask, compact; auto = compact where the checkpoint allows it
+  int64_t decoder_replay_keep = 0;     // prompt tokens kept; 0 = window + 12 (140 for the released model)
   bool check_memory = true;       // refuse before loading when the estimate exceeds the memory that is available
   GeneratorOptions generator;
   // (bytes done, bytes total), from the loading thread. Null: silent.

@@ -24,6 +24,7 @@ Result<std::span<const float>> ModelRunner::Forward(std::span<const StepChunk> c
     model::SequenceChunk& out = chunks_.emplace_back();
     out.sequence = static_cast<ModelSequence*>(chunk.sequence)->sequence.get();
     out.ids = chunk.ids;
+    out.known_length = chunk.known_length;
     out.all_logits = chunk.logits == LogitRows::kAll;
     out.no_logits = chunk.logits == LogitRows::kNone;
   }

@@ -24,6 +24,9 @@ struct StepChunk {
   RunnerSequence* sequence = nullptr;
   std::span<const int32_t> ids;  // appended at the sequence's current length
   LogitRows logits = LogitRows::kLast;
+  // Tokens known in all, of which `ids` may be a part; 0 = none beyond them. Read at the first chunk of a sequence: decoder
+  // replay keeps the end of what is known.
+  int64_t known_length = 0;
 };
 
 class StepRunner {

@@ -194,7 +194,7 @@ Status RunSteps(Invocation& invocation) {
   if (!config.output.plot.empty() && !config.output.plot.ends_with(".svg")) {
     return InvalidArgument(fmt::format("--plot is {} but must end in .svg", config.output.plot));
   }
-  DI_ASSIGN_OR_RETURN(const auto engine, LoadEngineFor(invocation, false));
+  DI_ASSIGN_OR_RETURN(const auto engine, LoadEngineFor(invocation, false, Defaults::kProduction));
   const model::ModelConfig& shape = engine->config();
   const int64_t needed = bench.input_tokens + bench.output_tokens;
   if (needed > engine->model().max_model_len()) {

@@ -312,7 +312,7 @@ class ChatSession {
 };
 
 Status RunChat(Invocation& invocation) {
-  DI_ASSIGN_OR_RETURN(const std::unique_ptr<LLM> llm, LoadModel(invocation));
+  DI_ASSIGN_OR_RETURN(const std::unique_ptr<LLM> llm, LoadModel(invocation, Defaults::kProduction));
   return ChatSession(invocation, *llm).Run();
 }
 

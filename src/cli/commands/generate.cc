@@ -138,7 +138,7 @@ class GenerateRun {
 Status RunGenerate(Invocation& invocation) {
   DI_RETURN_IF_ERROR(CheckBuiltIn(invocation.config.sampling));
   DI_ASSIGN_OR_RETURN(const std::string prompt, Prompt(invocation));
-  DI_ASSIGN_OR_RETURN(const std::unique_ptr<LLM> llm, LoadModel(invocation));
+  DI_ASSIGN_OR_RETURN(const std::unique_ptr<LLM> llm, LoadModel(invocation, Defaults::kReference));
   GenerateRun run(invocation, *llm);
   return invocation.config.conversation.chat ? run.Answer(prompt) : run.Continue(prompt);
 }

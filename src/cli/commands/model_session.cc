@@ -3,12 +3,13 @@
 
 #include <fmt/format.h>
 
+#include "cli/engine_options.h"
 #include "cli/input.h"
 #include "core/progress.h"
 
 namespace deepinfer::cli {
 
-Result<std::unique_ptr<engine::Engine>> LoadEngineFor(const Invocation& invocation, bool with_draft) {
+Result<std::unique_ptr<engine::Engine>> LoadEngineFor(const Invocation& invocation, bool with_draft, Defaults defaults) {
   const ModelSourceConfig& config = invocation.config.model;
   engine::LoadOptions options;
   DI_ASSIGN_OR_RETURN(options.model, ModelDir(invocation));
@@ -18,6 +19,8 @@ Result<std::unique_ptr<engine::Engine>> LoadEngineFor(const Invocation& invocati
   DI_ASSIGN_OR_RETURN(options.numerics, model::ParseNumerics(config.numerics));
   options.num_threads = static_cast<int>(config.threads);
   options.max_model_len = config.max_model_len;
+  options.decoder_replay = DecoderReplayOf(config, defaults);
+  options.decoder_replay_keep = config.decoder_replay_keep;
   options.use_fp4_sparse_kv = config.kv_format == "fp4";
   options.with_draft = with_draft;
   Progress progress("loading", {.quiet = invocation.config.log.quiet, .unit = ProgressUnit::kBytes, .clock = nullptr, .write_line = {}});

@@ -9,11 +9,13 @@
 #include <vector>
 
 #include "cli/command.h"
+#include "cli/engine_options.h"
 #include "engine/load.h"
 
 namespace deepinfer::cli {
 
-Result<std::unique_ptr<engine::Engine>> LoadEngineFor(const Invocation& invocation, bool with_draft);
+Result<std::unique_ptr<engine::Engine>> LoadEngineFor(const Invocation& invocation, bool with_draft,
+                                                      Defaults defaults = Defaults::kReference);
 
 // The token ids of --ids; an error when there are none or one is outside the vocabulary.
 Result<std::vector<int32_t>> IdsOption(const Invocation& invocation, const model::ModelConfig& config);
