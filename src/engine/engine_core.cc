@@ -338,7 +338,6 @@ void EngineCore::Dispatch(Flight* flight) {
   scheduler_.TakeEvents(events_);
   if (events_.empty()) return;
   int64_t num_ended = 0;
-  std::vector<std::shared_ptr<RequestHandle>> ended;
   {
     std::lock_guard lock(output_mutex_);
     for (SequenceEvent& event : events_) {

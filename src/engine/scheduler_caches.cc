@@ -53,6 +53,8 @@ void Scheduler::GrowTable(Sequence& seq, int64_t num_blocks, StepPlan& plan) {
 void Scheduler::Bind(Sequence& seq, const PrefixHit& hit, StepPlan& plan) {
   seq.state_slot = slots_.Allocate();
   DI_CHECK(seq.state_slot != 0) << "no state slot for sequence " << seq.id;
+  // Growing lists belong here, not into decode steps.
+  seq.tokens.reserve(seq.tokens.size() + static_cast<size_t>(std::clamp<int64_t>(seq.spec.max_tokens - seq.output_len(), 0, 4096)));
   seq.num_cached = hit.start;
   seq.valid_start = hit.valid_start;
   seq.write_floor = hit.num_tokens;

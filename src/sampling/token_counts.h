@@ -13,7 +13,9 @@ namespace deepinfer::sampling {
 class TokenCounts {
  public:
   TokenCounts() = default;
-  explicit TokenCounts(int vocab_size) : output_counts_(static_cast<size_t>(vocab_size)), seen_(static_cast<size_t>(vocab_size)) {}
+  explicit TokenCounts(int vocab_size) : output_counts_(static_cast<size_t>(vocab_size)), seen_(static_cast<size_t>(vocab_size)) {
+    seen_ids_.reserve(static_cast<size_t>(vocab_size));  // address space; counting a token never allocates
+  }
 
   void AddPrompt(std::span<const int32_t> ids) {
     for (const int32_t id : ids) MarkSeen(id);
