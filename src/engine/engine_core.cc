@@ -114,7 +114,7 @@ EngineCore::~EngineCore() {
 void EngineCore::Drain() {
   std::unique_lock lock(inbox_mutex_);
   is_draining_ = true;
-  drained_.wait(lock, [&] { return num_live_ == 0; });
+  drained_.wait(lock, [&] { return num_live_ == 0 && is_idle_; });
 }
 
 EngineCore::Snapshot EngineCore::Stats() {
@@ -172,6 +172,7 @@ Result<std::shared_ptr<RequestHandle>> EngineCore::Submit(EngineRequest request,
       return ResourceExhausted(
           fmt::format("{} requests are running or waiting, at most {} are admitted; try again later", num_live_, options_.max_requests));
     num_live_ += n;
+    is_idle_ = false;
     r.first_id = next_id_;
     next_id_ += static_cast<uint64_t>(n);
     inbox_.push_back(std::move(command));
@@ -367,7 +368,6 @@ void EngineCore::Dispatch(Flight* flight) {
   if (num_ended == 0) return;
   std::lock_guard lock(inbox_mutex_);
   num_live_ -= num_ended;
-  if (num_live_ == 0) drained_.notify_all();
 }
 
 void EngineCore::PublishSnapshot() {
@@ -380,6 +380,8 @@ void EngineCore::PublishSnapshot() {
   snapshot_.num_cached_blocks = scheduler_.prefix_cache().num_blocks();
   snapshot_.num_steps = num_steps_;
   snapshot_.last_step_ns = clock_.NowNs();
+  is_idle_ = flights_.empty() && !scheduler_.has_work() && inbox_.empty();
+  if (is_idle_) drained_.notify_all();
 }
 
 // ---- compute thread -------------------------------------------------------------------------------------------------------

@@ -120,7 +120,7 @@ class EngineCore {
   // Errors: kInvalidArgument (prompt, parameters), kResourceExhausted (prompt too long, too many requests), kUnavailable
   // (draining).
   Result<std::shared_ptr<RequestHandle>> Submit(EngineRequest request, CoreCallback callback = {});
-  // Admits nothing any more and waits until everything has ended.
+  // Admits nothing any more and waits until everything has ended and all caches are free.
   void Drain();
 
   struct Snapshot {
@@ -192,6 +192,7 @@ class EngineCore {
   int64_t num_live_ = 0;        // GUARDED_BY(inbox_mutex_) samples admitted and not ended
   bool is_draining_ = false;    // GUARDED_BY(inbox_mutex_)
   bool is_stopping_ = false;    // GUARDED_BY(inbox_mutex_)
+  bool is_idle_ = true;         // GUARDED_BY(inbox_mutex_) no sequence and no step in flight
   std::condition_variable drained_;
   Snapshot snapshot_;           // GUARDED_BY(inbox_mutex_)
 

@@ -139,6 +139,8 @@ void ExpectAllLikeReference(EngineCoreOptions options, uint64_t seed, int num_re
   engine.core->Drain();
   const EngineCore::Snapshot stats = engine.core->Stats();
   EXPECT_EQ(stats.num_live, 0);
+  EXPECT_EQ(stats.num_used_blocks, 0);
+  EXPECT_EQ(stats.num_used_slots, 0);
 }
 
 TEST(EngineCore, SameAnswersWithAnyNeighbours) { ExpectAllLikeReference(Options(), 1, 150); }
@@ -421,6 +423,8 @@ TEST(EngineCore, AbortStorm) {
   EXPECT_GT(num_cancelled, 100);
   EXPECT_GT(engine.core->Stats().stats.num_preempted, 0);
   EXPECT_EQ(engine.core->Stats().num_live, 0);
+  EXPECT_EQ(engine.core->Stats().num_used_blocks, 0);
+  EXPECT_EQ(engine.core->Stats().stats.num_finished, engine.core->Stats().stats.num_added);
   RecordProperty("requests", static_cast<int>(num_requests));
 }
 
