@@ -19,6 +19,8 @@ class AlignedBuffer {
 
   // Discards the content.
   void Allocate(int64_t bytes);
+  // The same for memory that lives as long as the model: small buffers share huge pages, of which a step then touches few.
+  void AllocateLasting(int64_t bytes);
   // Keeps the memory when it is large enough (the content is then unspecified).
   void EnsureCapacity(int64_t bytes) {
     if (bytes > bytes_) Allocate(bytes);
@@ -32,7 +34,8 @@ class AlignedBuffer {
   void Free();
   uint8_t* data_ = nullptr;
   int64_t bytes_ = 0;       // asked for
-  int64_t mapped_bytes_ = 0;  // > 0: from mmap, else from aligned_alloc
+  int64_t mapped_bytes_ = 0;  // > 0: from mmap
+  void* region_ = nullptr;    // set: part of a shared region; neither: from aligned_alloc
 };
 
 }  // namespace deepinfer::cpu

@@ -29,7 +29,7 @@ namespace {
 // About 5 KiB ahead of the weight stream: measured best on the machines of docs/benchmarks.
 constexpr int64_t kPrefetchBytes = 5120;
 // Smallest piece of weights worth a trip to the tile counter of the thread pool.
-constexpr int64_t kMinItemBytes = 48 * 1024;
+constexpr int64_t kMinItemBytes = 16 * 1024;
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -197,8 +197,8 @@ PackedMatrix PackedMatrix::Pack(std::span<const MatrixSource> sources, ThreadPoo
     packed.tiles_ = std::move(tiles);
     origins = std::move(new_origins);
   }
-  packed.weights_.Allocate(packed.num_tiles() * packed.tile_bytes_);
-  packed.scales_.Allocate(packed.num_tiles() * packed.tile_scale_bytes_);
+  packed.weights_.AllocateLasting(packed.num_tiles() * packed.tile_bytes_);
+  packed.scales_.AllocateLasting(packed.num_tiles() * packed.tile_scale_bytes_);
   const auto pack_one = [&](int64_t i, int) {
     const Origin& origin = origins[static_cast<size_t>(i)];
     PackTile(*origin.source, origin.row0, packed.tile(i).num_rows, packed.num_groups_,
