@@ -284,6 +284,39 @@ TEST(MatMul, SmallQuantisedInputsCount) {
   }
 }
 
+// Blocks of zeros, of very small and of very large inputs: few and many inputs give the same finite bits.
+TEST(MatMul, InputsOfAnyMagnitude) {
+  constexpr int64_t kCols = 32 * 7;
+  const float magnitudes[7] = {0.0f, 1e-36f, 1e-20f, 1e-6f, 1.0f, 1e6f, 1e20f};
+  for (CpuIsa level : SupportedCpuIsas()) {
+    const ScopedCpuIsa isa(level);
+    ThreadPool pool(1);
+    for (WeightFormat format : kFormats) {
+      const Stored w = MakeStored(format, 64, kCols, 77);
+      for (ActivationForm form : kForms) {
+        std::vector<float> x = RandomInput(20, kCols, 3, form != ActivationForm::kFloat32);
+        for (int64_t i = 0; i < 20 * kCols; ++i) {
+          float& value = x[static_cast<size_t>(i)];
+          // One block a row is of another magnitude, the rest is silent, so that nothing drowns.
+          const int64_t row = i / kCols, block = i % kCols / 32;
+          value = block == row % 7 ? value * magnitudes[block] : 0.0f;
+          if (form != ActivationForm::kFloat32) value = RoundToBf16(value);
+        }
+        const std::vector<float> many = Multiply(pool, w, x, 20, form);
+        for (const float v : many) ASSERT_TRUE(std::isfinite(v)) << CpuIsaName(level);
+        for (int64_t row = 0; row < 20; ++row) {
+          const std::vector<float> one(x.begin() + row * kCols, x.begin() + (row + 1) * kCols);
+          const std::vector<float> y = Multiply(pool, w, one, 1, form);
+          for (size_t r = 0; r < y.size(); ++r) {
+            ASSERT_EQ(y[r], many[static_cast<size_t>(row) * y.size() + r])
+                << CpuIsaName(level) << " format " << static_cast<int>(format) << " form " << static_cast<int>(form) << " row " << row;
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(MatMul, SameBitsForAnyNumberOfInputsAndThreads) {
   for (CpuIsa level : SupportedCpuIsas()) {
     const ScopedCpuIsa isa(level);

@@ -323,6 +323,10 @@ void PreparedActivations::StoreGroup(int64_t row, int64_t group, const float* x)
 void PreparedActivations::Prepare(ThreadPool& pool, const float* x, int64_t num_rows, int64_t cols, int64_t ldx,
                                   ActivationForm form) {
   Resize(num_rows, cols, form);
+  if (num_rows == 1 && form != ActivationForm::kFp8 && !has_pairs_ && cols % kGroupK == 0) {
+    std::memcpy(values_.data(), x, static_cast<size_t>(cols) * sizeof(float));  // the layout of one row
+    return;
+  }
   const auto prepare = [&](int64_t row, int64_t group) {
     const float* in = x + row * ldx + group * kGroupK;
     const int64_t valid = std::min<int64_t>(kGroupK, cols - group * kGroupK);

@@ -198,6 +198,25 @@ DI_INLINE void AddStep(const uint8_t* p, const float* const* x, __m256 (*partial
   if constexpr (Format::kStepK > Format::kHalfK) add_half.template operator()<1>();
 }
 
+// A power of two near the largest of 32 inputs: with it they are at most 2^9, and 2^110 times that is finite.
+DI_INLINE float InputScale(const TileTask& task, int64_t group, int m, const float* x) {
+  constexpr float kSmallest = 0x1p-16f;
+  float scale;
+  if (task.integer_info != nullptr) {
+    scale = task.integer_info[group * task.group_rows + task.row_idx[m]].scale * 0x1p7f;  // quantised: the scale itself
+  } else {
+    const __m256 mask = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
+    __m256 top = _mm256_and_ps(_mm256_loadu_ps(x), mask);
+    for (int i = 8; i < 32; i += 8) top = _mm256_max_ps(_mm256_and_ps(_mm256_loadu_ps(x + i), mask), top);
+    __m128 t = _mm_max_ps(_mm256_castps256_ps128(top), _mm256_extractf128_ps(top, 1));
+    t = _mm_max_ps(t, _mm_movehl_ps(t, t));
+    t = _mm_max_ss(t, _mm_movehdup_ps(t));
+    t = _mm_min_ss(_mm_and_ps(t, _mm_castsi128_ps(_mm_set1_epi32(0x7f800000))), _mm_set_ss(0x1p126f));  // infinities stay
+    scale = _mm_cvtss_f32(t);
+  }
+  return scale < kSmallest ? kSmallest : scale;
+}
+
 // M inputs, kVecs vectors of eight rows at a time: M * kVecs sums in flight hide the latency of the multiply-adds.
 template <typename Format, int M, int kVecs>
 void FewInputs(const TileTask& task) {
@@ -217,10 +236,9 @@ void FewInputs(const TileTask& task) {
     if constexpr (Format::kIsSmall) {
 #pragma GCC unroll 4
       for (int m = 0; m < M; ++m) {
-        // info.scale is the input's scale times 2^-7.
-        unit[m] = task.integer_info[group * task.group_rows + task.row_idx[m]].scale;
-        const __m256 factor = _mm256_set1_ps(0x1p103f / unit[m]);
-        unit[m] *= 0x1p17f;
+        const float scale = InputScale(task, group, m, group_x[m]);
+        const __m256 factor = _mm256_set1_ps(0x1p110f / scale);
+        unit[m] = scale * 0x1p10f;
 #pragma GCC unroll 4
         for (int i = 0; i < 32; i += 8) _mm256_store_ps(scaled_x[m] + i, _mm256_mul_ps(_mm256_loadu_ps(group_x[m] + i), factor));
       }
@@ -569,7 +587,7 @@ void ManyIntegerInputs(const TileTask& task) {
 template <typename Format>
 void Tile(const TileTask& task) {
   if constexpr (std::is_same_v<Format, Fp8>) {
-    if (task.num_m <= 4 && task.integer_info != nullptr) return Tile<Fp8Small>(task);
+    if (task.num_m <= 4) return Tile<Fp8Small>(task);
   }
   switch (task.num_m) {
     case 1:
