@@ -30,8 +30,10 @@
 namespace deepinfer {
 namespace {
 
-// Longer than the gap between two phases of a step, short against a time slice of the operating system.
+// How long an idle thread watches for work before it sleeps. Waking a sleeping thread takes tens of microseconds on virtual
+// machines, so it has to outlast the serial stretches of a step. After kEagerSpin it offers its core to others between looks.
 constexpr std::chrono::nanoseconds kSpin = std::chrono::microseconds(200);
+constexpr std::chrono::nanoseconds kEagerSpin = std::chrono::microseconds(10);
 constexpr int kMaxThreads = 1024;
 
 inline void CpuRelax() {
@@ -66,13 +68,16 @@ void Wake(std::atomic<uint32_t>& word, int count) {
 // Spins for a short while; true as soon as done() is.
 template <typename F>
 bool SpinUntil(F&& done) {
-  const auto end = std::chrono::steady_clock::now() + kSpin;
+  const auto begin = std::chrono::steady_clock::now();
+  std::chrono::steady_clock::duration waited{};
   do {
     for (int i = 0; i < 32; ++i) {
       if (done()) return true;
       CpuRelax();
     }
-  } while (std::chrono::steady_clock::now() < end);
+    waited = std::chrono::steady_clock::now() - begin;
+    if (waited > kEagerSpin) sched_yield();
+  } while (waited < kSpin);
   return done();
 }
 
