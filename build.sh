@@ -13,7 +13,7 @@ ARGS=()
 usage() {
   cat <<'TXT'
 usage: ./build.sh [COMMAND] [OPTIONS]
-  (no command)           build the program, the library and the benchmarks into build/
+  (no command)           build the program, library, tests and benchmarks into build/
   demo                   set up everything and let the embedded model answer a question
   test                   set up everything, build, run every test, then each fuzzer for 10 s
   fuzz NAME --seconds N  run one fuzzer by hand (log in bench/results/)
@@ -51,7 +51,7 @@ say() { printf '\033[1m== %s\033[0m\n' "$*"; }
 
 # --- packages -------------------------------------------------------------------------------------------------------------
 BASE_PACKAGES=(g++ cmake ninja-build pkg-config git ca-certificates libfmt-dev libspdlog-dev libcli11-dev libtomlplusplus-dev
-  nlohmann-json3-dev libssl-dev libxxhash-dev libhwy-dev prometheus-cpp-dev)
+  nlohmann-json3-dev libssl-dev prometheus-cpp-dev)
 TEST_PACKAGES=(libgtest-dev libgmock-dev libbenchmark-dev python3 python3-dev python3-venv python3-pip clang-16
   libclang-rt-16-dev)
 PIP_PACKAGES=(nanobind scikit-build-core pytest build)
@@ -96,6 +96,7 @@ accelerator_note() {
     cpu) ;;
     nvidia | ascend)
       echo "note: DEEPINFER_ACCELERATOR=$DEEPINFER_ACCELERATOR: this version has the CPU backend only; building that" >&2
+      unset DEEPINFER_ACCELERATOR  # it also means --device to the program
       ;;
     *)
       echo "error: DEEPINFER_ACCELERATOR must be cpu, nvidia or ascend, got \"$DEEPINFER_ACCELERATOR\"" >&2

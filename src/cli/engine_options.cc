@@ -59,7 +59,7 @@ Status CheckBuiltIn(const SamplingConfig& config) {
                        : !config.grammar_ebnf.empty()        ? "--grammar-ebnf"
                                                              : nullptr;
   if (option == nullptr) return Status::Ok();
-  return InvalidArgument(std::string(option) + " needs structured outputs, which this version does not have; leave the option out");
+  return Unimplemented(std::string(option) + " needs structured outputs, which this version does not have; leave the option out");
 }
 
 }  // namespace deepinfer::cli

@@ -62,7 +62,7 @@ class Flattener {
   Status Unknown(const std::string& path, const toml::node& node) const {
     const std::string near = NearestName(path, known_);
     return InvalidArgument(fmt::format("{}: unknown key {}{}", Place(node), Escape(path, 64),
-                                       near.empty() ? "; docs/options.md lists the keys" : fmt::format("; did you mean {}?", near)));
+                                       near.empty() ? "; `deepinfer completion reference` lists the keys" : fmt::format("; did you mean {}?", near)));
   }
 
   bool IsPrefix(const std::string& path) const {

@@ -53,11 +53,11 @@ std::vector<OptionSpec> MakeTable() {
 
       {.name = "decoder-replay", .group = "Model", .commands = "generate,chat,bench", .field = DI_FIELD(model.decoder_replay),
        .help = "run the layers behind the last key source on the end of a prompt only: off, mask (all rows, narrowed windows) or "
-               "compact (rows dropped, faster); auto = compact for chat and bench where the checkpoint allows it, else off",
+               "compact (rows dropped, faster); auto = compact for `chat` and `bench` where the checkpoint allows it, off for `generate`",
        .kind = kChoice, .choices = {"auto", "off", "mask", "compact"}, .env_aliases = {"DEEPINFER_YOCO_PREFILL_TRUNCATION_MODE"}},
       {.name = "decoder-replay-keep", .group = "Model", .commands = "generate,chat,bench",
        .field = DI_FIELD(model.decoder_replay_keep), .help = "prompt tokens that decoder replay keeps; at least the window + 6",
-       .kind = kInt, .value_name = "TOKENS", .min = 0, .max = kMaxInt32, .default_text = "140",
+       .kind = kInt, .value_name = "TOKENS", .min = 0, .max = kMaxInt32, .default_text = "the window + 12: 140 for the released model",
        .env_aliases = {"DEEPINFER_YOCO_PREFILL_KEEP_TOKENS"}},
 
       // --- Sampling ---
@@ -68,7 +68,7 @@ std::vector<OptionSpec> MakeTable() {
        .help = "randomness; 0 always takes the most likely token", .kind = kFloat, .min = 0, .max = 100, .default_text = "1"},
       {.name = "top-p", .group = "Sampling", .commands = kSamples, .field = DI_FIELD(sampling.top_p),
        .help = "keep the most likely tokens whose probabilities reach this sum; 1 keeps all", .kind = kFloat, .min = 0, .max = 1,
-       .min_exclusive = true, .default_text = "1"},
+       .min_exclusive = true, .default_text = "1; 0.95 for chat and generate --chat"},
       {.name = "top-k", .group = "Sampling", .commands = kSamples, .field = DI_FIELD(sampling.top_k),
        .help = "keep this many most likely tokens; -1 keeps all", .kind = kInt, .min = -1, .max = kMaxInt32,
        .default_text = "-1"},
@@ -82,11 +82,11 @@ std::vector<OptionSpec> MakeTable() {
       {.name = "ignore-eos", .group = "Sampling", .commands = "generate", .field = DI_FIELD(sampling.ignore_eos),
        .help = "go on after the end token until --max-tokens; for measurements", .kind = kBool},
       {.name = "grammar-regex", .group = "Sampling", .commands = "generate", .field = DI_FIELD(sampling.grammar_regex),
-       .help = "output must match the regular expression in this file", .kind = kFile},
+       .help = "output must match the regular expression in this file (not in this version)", .kind = kFile},
       {.name = "grammar-json-schema", .group = "Sampling", .commands = "generate", .field = DI_FIELD(sampling.grammar_json_schema),
-       .help = "output must be JSON that satisfies the schema in this file", .kind = kFile},
+       .help = "output must be JSON that satisfies the schema in this file (not in this version)", .kind = kFile},
       {.name = "grammar-ebnf", .group = "Sampling", .commands = "generate", .field = DI_FIELD(sampling.grammar_ebnf),
-       .help = "output must match the EBNF grammar in this file", .kind = kFile},
+       .help = "output must match the EBNF grammar in this file (not in this version)", .kind = kFile},
 
       // --- Conversation ---
       {.name = "chat", .group = "Conversation", .commands = "generate", .field = DI_FIELD(conversation.chat),
@@ -121,7 +121,7 @@ std::vector<OptionSpec> MakeTable() {
        .kind = kChoice, .choices = {"reject", "grammar"}},
       {.name = "missing-reasoning", .group = "Input", .commands = "debug render,debug parse-stream",
        .field = DI_FIELD(protocol.missing_reasoning),
-       .help = "a history without its reasoning text: fill in an empty one, or reject the request", .kind = kChoice,
+       .help = "with tools and thinking, a history without its reasoning text: fill in an empty one, or reject the request", .kind = kChoice,
        .choices = {"fill", "reject"}},
       {.name = "request", .group = "Input", .commands = "debug parse-stream", .field = DI_FIELD(debug.request),
        .help = "the request that the stream answers (JSON)", .kind = kFile},
@@ -170,7 +170,7 @@ std::vector<OptionSpec> MakeTable() {
       {.name = "out", .group = "Output", .commands = "debug logits,eval,bench", .field = DI_FIELD(output.out),
        .help = "write the result to this file", .kind = kFile},
       {.name = "plot", .group = "Output", .commands = "bench", .field = DI_FIELD(output.plot),
-       .help = "draw the result (.svg or .png)", .kind = kFile},
+       .help = "draw the result (.svg)", .kind = kFile},
       {.name = "stats", .group = "Output", .commands = "generate,chat", .field = DI_FIELD(output.stats),
        .help = "print token counts and times on stderr afterwards", .kind = kBool},
       {.name = "json", .group = "Output", .commands = "*", .field = DI_FIELD(output.json),

@@ -271,6 +271,9 @@ Status RunSteps(Invocation& invocation) {
     report["decode_gb_per_s"] = all_bytes / step_s * 1e-9;
     report["ratio_read"] = sweep_rate > 0 ? all_bytes / step_s / sweep_rate : 0.0;
   }
+  std::string replay = DecoderReplayOf(config.model, Defaults::kProduction);
+  if (replay == "auto") replay = shape.CheckDecoderReplay().ok() ? "compact" : "off";
+  report["decoder_replay"] = replay;
   report["stages"] = stages;
   report["layers"] = per_layer;
   if (!config.output.out.empty()) DI_RETURN_IF_ERROR(WriteFileAtomically(config.output.out, DumpJson(report) + "\n"));
@@ -281,8 +284,9 @@ Status RunSteps(Invocation& invocation) {
   }
 
   const auto line = [&](const std::string& text) { invocation.out.Line(text); };
-  line(fmt::format("{}: batch {}, {} prompt tokens, {} decode steps, {} repeats, {} threads, loaded in {:.2f} s", config.model.model,
-                   bench.batch, bench.input_tokens, bench.output_tokens, bench.repeats, sweep_pool.num_threads(), engine->load_s()));
+  line(fmt::format("{}: batch {}, {} prompt tokens, {} decode steps, {} repeats, {} threads, decoder replay {}, loaded in {:.2f} s",
+                   config.model.model, bench.batch, bench.input_tokens, bench.output_tokens, bench.repeats,
+                   sweep_pool.num_threads(), replay, engine->load_s()));
   line(fmt::format("prefill {:10.1f} tokens/s   (p10 {:.1f}, p90 {:.1f})", Quantile(m.prefill_tokens_per_s, 0.5),
                    Quantile(m.prefill_tokens_per_s, 0.1), Quantile(m.prefill_tokens_per_s, 0.9)));
   line(fmt::format("decode  {:10.1f} tokens/s   (p10 {:.1f}, p90 {:.1f})", Quantile(decode_rates, 0.5), Quantile(decode_rates, 0.1),

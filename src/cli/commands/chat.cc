@@ -39,10 +39,10 @@ constexpr SlashCommand kSlashCommands[] = {
     {"/help", "", "show this list"},
     {"/reset", "", "forget the conversation; the system message stays"},
     {"/system", "[TEXT]", "show or set the system message"},
-    {"/effort", "[1..100]", "show or set the reasoning effort"},
+    {"/effort", "[1..100]", "show or set the reasoning effort; setting it turns thinking on"},
     {"/think", "[on|off]", "show or set thinking before the answer"},
     {"/save", "FILE", "write the conversation as JSON"},
-    {"/image", "FILE", "attach an image"},
+    {"/image", "FILE", "attach an image (not in this version)"},
     {"/quit", "", "leave; Ctrl-D does too"},
 };
 
@@ -283,7 +283,7 @@ class ChatSession {
       Note("(stopped)");
       if (!interactive_) invocation_.exit_code = 130;
     } else if (answer->finish_reason == "length") {
-      Note("(the answer reached the token limit; /reset starts again)");
+      Note("(the answer reached the token limit; --max-tokens raises it, /reset empties a full context)");
     }
     return Next::kContinue;
   }
