@@ -117,6 +117,11 @@ void EngineCore::Drain() {
   drained_.wait(lock, [&] { return num_live_ == 0 && is_idle_; });
 }
 
+void EngineCore::WaitIdle() {
+  std::unique_lock lock(inbox_mutex_);
+  drained_.wait(lock, [&] { return num_live_ == 0 && is_idle_; });
+}
+
 EngineCore::Snapshot EngineCore::Stats() {
   std::lock_guard lock(inbox_mutex_);
   Snapshot snapshot = snapshot_;

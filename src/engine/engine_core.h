@@ -122,6 +122,8 @@ class EngineCore {
   Result<std::shared_ptr<RequestHandle>> Submit(EngineRequest request, CoreCallback callback = {});
   // Admits nothing any more and waits until everything has ended and all caches are free.
   void Drain();
+  // Waits until nothing is admitted, queued or in flight: the model is not used until the next Submit.
+  void WaitIdle();
 
   struct Snapshot {
     SchedulerStats stats;

@@ -7,7 +7,7 @@
 
 #include <fmt/format.h>
 
-#include "engine/stop_strings.h"
+#include "engine/text_stream.h"
 #include "engine/token_policy.h"
 #include "sampling/params.h"
 
@@ -45,14 +45,6 @@ uint64_t RandomSeed() {
   return (uint64_t{device()} << 32) | device();
 }
 
-// Cuts UTF-8 text to at most `max_bytes`, never inside a character.
-std::string_view CutText(std::string_view text, size_t max_bytes) {
-  if (text.size() <= max_bytes) return text;
-  size_t end = max_bytes;
-  while (end > 0 && (static_cast<uint8_t>(text[end]) & 0xC0u) == 0x80u) --end;
-  return text.substr(0, end);
-}
-
 }  // namespace
 
 Generator::Generator(StepRunner& runner, const text::Tokenizer& tokenizer, int eos_token_id, GeneratorOptions options)
@@ -86,11 +78,10 @@ std::vector<int32_t> Generator::EncodeText(std::string_view text, bool match_add
   return match_added_tokens ? tokenizer_.EncodeFull(text) : tokenizer_.EncodePlain(text);
 }
 
-Status Generator::Validate(const GenerateRequest& request) const {
+Status ValidateRequest(const GenerateRequest& request, int vocab_size, int64_t max_model_len, int64_t longest_model_len) {
   if (request.prompt_ids.empty()) {
     return InvalidArgument("the prompt is empty; give at least one token", kPromptField);
   }
-  const int vocab_size = runner_.vocab_size();
   for (size_t i = 0; i < request.prompt_ids.size(); ++i) {
     const int32_t id = request.prompt_ids[i];
     if (id < 0 || id >= vocab_size) {
@@ -99,17 +90,21 @@ Status Generator::Validate(const GenerateRequest& request) const {
     }
   }
   const int64_t num_prompt_tokens = static_cast<int64_t>(request.prompt_ids.size());
-  if (num_prompt_tokens > runner_.max_model_len()) {
+  if (num_prompt_tokens > max_model_len) {
     return Status(StatusCode::kResourceExhausted,
                   fmt::format("the prompt has {} tokens but the context length is {}; shorten it{}",
                               num_prompt_tokens,
-                              runner_.max_model_len(),
-                              num_prompt_tokens <= runner_.longest_model_len()
-                                  ? fmt::format(" or start with a larger --max-model-len (at most {})", runner_.longest_model_len())
+                              max_model_len,
+                              num_prompt_tokens <= longest_model_len
+                                  ? fmt::format(" or start with a larger --max-model-len (at most {})", longest_model_len)
                                   : std::string()),
                   kPromptLengthField);
   }
   return sampling::ValidateSamplingParams(request.params, vocab_size);
+}
+
+Status Generator::Validate(const GenerateRequest& request) const {
+  return ValidateRequest(request, runner_.vocab_size(), runner_.max_model_len(), runner_.longest_model_len());
 }
 
 class Generator::Run {
@@ -120,8 +115,7 @@ class Generator::Run {
         params_(sampling::Normalized(request.params)),
         callback_(callback),
         cancel_(cancel),
-        detokenizer_(generator.tokenizer_, params_.skip_special_tokens),
-        stop_strings_(params_.stop, params_.include_stop_str_in_output),
+        text_(generator.tokenizer_, params_, request.hide_stop_token),
         begin_s_(generator.options_.clock->NowSeconds()) {}
 
   Result<Completion> Execute();
@@ -134,10 +128,6 @@ class Generator::Run {
   Status EmitToken(std::span<const float> logits);
   void Prepare(sampling::RowContext& row);
   void CheckStop(int32_t id);
-  // Adds the text that `id` makes certain to the completion; returns it.
-  std::string ReleaseText(int32_t id);
-  std::string FinishText();
-  void LimitText(std::string& text);
   void Report(const TokenOutput* token, std::string_view text);
   bool ShouldAbort();
   double ElapsedSeconds() const { return generator_.options_.clock->NowSeconds() - begin_s_; }
@@ -151,8 +141,7 @@ class Generator::Run {
   const StreamCallback& callback_;
   const CancelToken* cancel_;
   std::unique_ptr<RunnerSequence> sequence_;
-  text::Detokenizer detokenizer_;
-  StopStrings stop_strings_;
+  TextStream text_;
   sampling::TokenCounts counts_;
   std::vector<int32_t> end_bans_;    // while output_len < min_tokens
   std::vector<int32_t> first_bans_;  // of the first token
@@ -272,47 +261,6 @@ void Generator::Run::CheckStop(int32_t id) {
   }
 }
 
-void Generator::Run::LimitText(std::string& text) {
-  if (!params_.max_output_bytes) return;
-  const size_t limit = static_cast<size_t>(*params_.max_output_bytes);
-  if (completion_.text.size() + text.size() < limit) return;
-  text.resize(CutText(text, limit - completion_.text.size()).size());
-  if (completion_.finish_reason == FinishReason::kNone) completion_.finish_reason = FinishReason::kLength;
-}
-
-std::string Generator::Run::ReleaseText(int32_t id) {
-  std::string released;
-  if (!params_.detokenize) return released;
-  const bool is_hidden = request_.hide_stop_token && completion_.stop_token_id.has_value();
-  std::string decoded;
-  if (!is_hidden) detokenizer_.Push(id, decoded);
-  if (is_finished()) detokenizer_.Finish(decoded);
-  const int stop_idx = stop_strings_.Push(decoded, num_output() >= params_.min_tokens, released);
-  if (stop_idx >= 0) {
-    // A stop string that the last allowed token completes counts as a stop: the text is cut there all the same.
-    if (completion_.finish_reason != FinishReason::kStop) completion_.stop_string = stop_strings_.stop(stop_idx);
-    completion_.finish_reason = FinishReason::kStop;
-  } else if (is_finished()) {
-    stop_strings_.Finish(released);
-  }
-  LimitText(released);
-  completion_.text += released;
-  return released;
-}
-
-// What was held back when the request ended by something else than its newest token.
-std::string Generator::Run::FinishText() {
-  std::string released;
-  if (!params_.detokenize) return released;
-  std::string decoded;
-  detokenizer_.Finish(decoded);
-  stop_strings_.Push(decoded, false, released);
-  stop_strings_.Finish(released);
-  LimitText(released);
-  completion_.text += released;
-  return released;
-}
-
 void Generator::Run::Report(const TokenOutput* token, std::string_view text) {
   if (!callback_) return;
   StreamUpdate update;
@@ -323,7 +271,7 @@ void Generator::Run::Report(const TokenOutput* token, std::string_view text) {
   const StreamAction action = callback_(update);
   if (was_finished || action == StreamAction::kContinue) return;
   completion_.finish_reason = action == StreamAction::kStop ? FinishReason::kStop : FinishReason::kAbort;
-  const std::string rest = FinishText();
+  const std::string rest = text_.Finish(completion_);
   StreamUpdate last;
   last.text = rest;
   last.finish_reason = completion_.finish_reason;
@@ -345,7 +293,7 @@ Status Generator::Run::EmitToken(std::span<const float> logits) {
   output.top_logprobs = std::move(sampled.top_logprobs);
   output.num_output_tokens = num_output();
   CheckStop(sampled.id);
-  const std::string text = ReleaseText(sampled.id);
+  const std::string text = text_.Push(sampled.id, completion_);
   Report(&output, text);
   return Status::Ok();
 }
@@ -356,7 +304,7 @@ Result<Completion> Generator::Run::Execute() {
   if (!is_finished()) DI_RETURN_IF_ERROR(EmitToken(logits_));
   while (!is_finished()) {
     if (ShouldAbort()) {
-      const std::string rest = FinishText();
+      const std::string rest = text_.Finish(completion_);
       Report(nullptr, rest);
       break;
     }
@@ -366,17 +314,7 @@ Result<Completion> Generator::Run::Execute() {
     DI_ASSIGN_OR_RETURN(logits_, generator_.runner_.Forward({&chunk, 1}));
     DI_RETURN_IF_ERROR(EmitToken(logits_));
   }
-  completion_.usage.completion_tokens = num_output();
-  Timing& timing = completion_.timing;
-  timing.total_s = ElapsedSeconds();
-  if (num_output() > 1 && timing.total_s > timing.ttft_s) {
-    timing.tokens_per_s = static_cast<double>(num_output() - 1) / (timing.total_s - timing.ttft_s);
-  }
-  if (timing.ttft_s > 0) {
-    timing.prefill_tokens_per_s = static_cast<double>(completion_.usage.prompt_tokens) / timing.ttft_s;
-  }
-  completion_.speculation.steps = num_output();
-  completion_.speculation.emitted_per_step = num_output() > 0 ? 1.0 : 0.0;
+  FinishFigures(ElapsedSeconds(), completion_);
   return std::move(completion_);
 }
 

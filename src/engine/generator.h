@@ -47,6 +47,11 @@ inline constexpr const char* kPromptField = "prompt";              // empty
 inline constexpr const char* kPromptTokensField = "prompt_token_ids";  // an id outside the vocabulary
 inline constexpr const char* kPromptLengthField = "prompt_length";  // longer than the context
 
+// The checks of a request that need no model. `longest_model_len`: what max_model_len can be raised to, for the message.
+// Errors: kInvalidArgument (empty prompt, bad id, bad parameter; the field is named), kResourceExhausted (prompt longer than
+// the context).
+Status ValidateRequest(const GenerateRequest& request, int vocab_size, int64_t max_model_len, int64_t longest_model_len);
+
 class Generator {
  public:
   // `runner` and `tokenizer` outlive the generator. `eos_token_id` (of the configuration) counts if the tokenizer has no
@@ -54,8 +59,7 @@ class Generator {
   Generator(StepRunner& runner, const text::Tokenizer& tokenizer, int eos_token_id, GeneratorOptions options = {});
   ~Generator();
 
-  // Checks a request without running it. Errors: kInvalidArgument (empty prompt, bad id, bad parameter; the field is
-  // named), kResourceExhausted (prompt longer than the context).
+  // Checks a request without running it: see ValidateRequest.
   Status Validate(const GenerateRequest& request) const;
 
   // Runs one request. `callback` (optional) is called from this thread for every token. A cancelled request is no error:
