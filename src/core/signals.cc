@@ -20,7 +20,10 @@ static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_alw
 
 void RestoreTerminal() {
   const int fd = g_terminal_fd.load();
-  if (fd >= 0) ::tcsetattr(fd, TCSANOW, &g_terminal_settings);
+  if (fd < 0) return;
+  ::tcsetattr(fd, TCSANOW, &g_terminal_settings);
+  constexpr char kPlain[] = "\033[?2004l\033[0m";  // no bracketed paste, no attributes
+  if (::write(fd, kPlain, sizeof(kPlain) - 1) < 0) return;
 }
 
 void OnInterrupt(int) {
@@ -38,6 +41,15 @@ void OnTerminate(int signal_number) {
   ::raise(signal_number);
 }
 
+// A page of a mapped file could not be read: the file became shorter, or its disk failed.
+void OnBusError(int) {
+  RestoreTerminal();
+  constexpr char kText[] =
+      "error: a model file became shorter or unreadable while it was in use; restore it (deepinfer inspect --verify) and start again\n";
+  if (::write(STDERR_FILENO, kText, sizeof(kText) - 1) < 0) ::_exit(3);
+  ::_exit(3);
+}
+
 }  // namespace
 
 void InstallSignalHandlers() {
@@ -52,6 +64,9 @@ void InstallSignalHandlers() {
   ::sigaction(SIGTERM, &action, nullptr);
   ::sigaction(SIGHUP, nullptr, &old);
   if (old.sa_handler != SIG_IGN) ::sigaction(SIGHUP, &action, nullptr);
+  ::sigaction(SIGQUIT, &action, nullptr);
+  action.sa_handler = OnBusError;
+  ::sigaction(SIGBUS, &action, nullptr);
   ::signal(SIGPIPE, SIG_IGN);
   ::signal(SIGXFSZ, SIG_IGN);  // a file size limit becomes a failed write with its own message
 }

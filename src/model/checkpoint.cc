@@ -167,7 +167,7 @@ Result<std::unique_ptr<Checkpoint>> Checkpoint::Open(const std::string& model_di
   checkpoint->dir_ = model_dir;
   const std::string index_path = model_dir + "/" + kIndexName;
   struct stat st {};
-  const bool has_index = ::stat(index_path.c_str(), &st) == 0;
+  const bool has_index = ::lstat(index_path.c_str(), &st) == 0;  // a link to nothing is a damaged checkpoint, not a missing index
   Index index;
   if (has_index) {
     DI_ASSIGN_OR_RETURN(index, ReadIndex(index_path));

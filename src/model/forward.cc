@@ -604,8 +604,8 @@ Result<std::span<const float>> Model::Forward(std::span<const SequenceChunk> chu
         return InvalidArgument(fmt::format("token id {} is outside the vocabulary of {}", id, impl.config.vocab_size), "ids");
     const int64_t length = chunk.sequence->length() + static_cast<int64_t>(chunk.ids.size());
     if (length > impl.max_model_len)
-      return ResourceExhausted(fmt::format("{} tokens do not fit into the context of {}; shorten the prompt or raise max_model_len",
-                                           length, impl.max_model_len));
+      return ResourceExhausted(fmt::format("{} tokens do not fit into the context of {}; shorten the prompt{}", length, impl.max_model_len,
+                                           impl.max_model_len < impl.config.max_position_embeddings ? " or raise --max-model-len" : ""));
     if (chunk.all_logits && !chunk.no_logits && impl.options.decoder_replay == DecoderReplay::kCompact) {
       const int64_t start = chunk.sequence->length(), known = std::max(chunk.known_length, static_cast<int64_t>(chunk.ids.size()));
       if (start < (start > 0 || chunk.sequence->is_slot_ ? chunk.sequence->window_floor_ : known - impl.replay_keep))

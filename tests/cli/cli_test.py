@@ -335,7 +335,7 @@ class Debug(CliTest):
 
 class DamagedWeights(CliTest):
     def model_with(self, name, value):
-        """A copy of the demo model whose tensor `name` (F32 or BF16) starts with `value`."""
+        """A copy of the demo model whose tensor `name` starts with `value` (F32, BF16) or consists of it (bytes)."""
         directory = tempfile.mkdtemp()
         self.addCleanup(shutil.rmtree, directory)
         model = os.path.join(directory, "model")
@@ -347,25 +347,32 @@ class DamagedWeights(CliTest):
                 if tensor is None:
                     continue
                 file.seek(8 + size + tensor["data_offsets"][0])
-                data = struct.pack("<f", value)
-                file.write(data if tensor["dtype"] == "F32" else data[2:])
+                if isinstance(value, bytes):
+                    begin, end = tensor["data_offsets"]
+                    file.write(value * (end - begin))
+                else:
+                    data = struct.pack("<f", value)
+                    file.write(data if tensor["dtype"] == "F32" else data[2:])
                 return model
         self.fail("no tensor " + name)
 
-    def test_a_router_that_is_not_finite_is_refused(self):
-        for name in ("layers.1.ffn.gate.bias", "layers.1.ffn.gate.weight", "norm.weight"):
+    def test_weights_that_are_not_finite_are_refused(self):
+        for name in ("layers.1.ffn.gate.bias", "layers.1.ffn.gate.weight", "norm.weight", "head.weight", "embed.weight",
+                     "layers.2.attn.compressor.wkv.weight"):
             with self.subTest(name=name):
                 model = self.model_with(name, float("nan"))
                 self.refused(run("generate", "--model", model, "x"), 3, name)
                 self.refused(run("inspect", "--verify", "--model", model), 3, name)
 
     def test_logits_that_are_not_finite_end_the_work(self):
-        model = self.model_with("head.weight", float("nan"))
         golden = os.path.join(SOURCE, "tests", "golden", "tiny", "nll.json")
-        for args in (["generate", "x"], ["debug", "draft", "--ids", "5", "--next", "8"], ["debug", "logits", "--ids", "5"],
-                     ["eval", "nll", golden]):
+        # 2^127: finite, but not what comes out
+        model = self.model_with("layers.0.attn.wq_a.scale", b"\xfe")
+        for args in (["generate", "--chat", "x"], ["debug", "logits", "--ids", "0"], ["eval", "nll", golden]):
             with self.subTest(args=args):
                 self.refused(run(args[0], *args[1:], "--model", model), 1, "inspect --verify")
+        model = self.model_with("mtp.2.attn.wo_b.scale", b"\xfe")
+        self.refused(run("debug", "draft", "--ids", "0", "--next", "8", "--model", model), 1, "inspect --verify")
 
 
 class Logs(CliTest):

@@ -48,7 +48,7 @@ Result<device::Buffer> CpuDevice::Allocate(int64_t bytes) {
     data = std::aligned_alloc(64, static_cast<size_t>(rounded));
     if (data != nullptr) std::memset(data, 0, static_cast<size_t>(rounded));
   }
-  if (data == nullptr) return ResourceExhausted(fmt::format("cannot allocate {} bytes of memory", bytes));
+  if (data == nullptr) return ResourceExhausted(fmt::format("cannot allocate {} bytes of memory; close other programs, lower --max-model-len or use a machine with more", bytes));
   return device::Buffer(this, data, rounded);
 }
 

@@ -14,9 +14,11 @@
 #include "core/clock.h"
 #include "core/file.h"
 #include "core/json.h"
+#include "core/memory_info.h"
 #include "core/progress.h"
 #include "core/read_sweep.h"
 #include "model/inventory.h"
+#include "model/memory_estimate.h"
 #include "model/sequence.h"
 #include "model/stage_clock.h"
 
@@ -200,6 +202,20 @@ Status RunSteps(Invocation& invocation) {
   if (needed > engine->model().max_model_len()) {
     return InvalidArgument(fmt::format("--input-tokens plus --output-tokens is {} but the context holds {}; lower them", needed,
                                        engine->model().max_model_len()));
+  }
+  {
+    model::MemoryPlan plan;
+    DI_ASSIGN_OR_RETURN(plan.numerics, model::ParseNumerics(config.model.numerics));
+    plan.with_draft = false;
+    plan.use_fp4_sparse_kv = config.model.kv_format == "fp4";
+    plan.num_sequences = bench.batch;
+    plan.cache_tokens = bench.batch * needed;
+    plan.chunk_tokens = std::min<int64_t>(bench.batch * bench.input_tokens, 2048);
+    const int64_t caches = model::EstimateMemory(shape, plan).cache_bytes, available = ReadMemoryInfo().available_bytes;
+    if (caches > available) {
+      return ResourceExhausted(fmt::format("--batch {} needs {} for caches but {} is available; lower it", bench.batch, FormatBytes(caches),
+                                           FormatBytes(available)));
+    }
   }
   const int layers = shape.num_hidden_layers;
   model::StageClock prefill_clock(layers), decode_clock(layers);

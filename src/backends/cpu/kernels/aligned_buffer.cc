@@ -6,9 +6,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <new>
 #include <utility>
-
-#include "core/check.h"
 
 namespace deepinfer::cpu {
 namespace {
@@ -24,7 +23,7 @@ uint8_t* MapHugePages(int64_t size) {
   // Over-allocate by one huge page, then give the unaligned ends back.
   void* raw = mmap(nullptr, static_cast<size_t>(size + kHugePageBytes), PROT_READ | PROT_WRITE,
                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  DI_CHECK(raw != MAP_FAILED) << "out of memory: " << size << " bytes";
+  if (raw == MAP_FAILED) throw std::bad_alloc();
   const auto begin = reinterpret_cast<int64_t>(raw);
   const int64_t aligned = RoundUp(begin, kHugePageBytes);
   if (aligned > begin) munmap(raw, static_cast<size_t>(aligned - begin));
@@ -93,7 +92,7 @@ void AlignedBuffer::Allocate(int64_t bytes) {
   if (bytes < kHugePageBytes) {
     const auto size = static_cast<size_t>(RoundUp(bytes, 64));
     data_ = static_cast<uint8_t*>(std::aligned_alloc(64, size));
-    DI_CHECK(data_ != nullptr) << "out of memory: " << bytes << " bytes";
+    if (data_ == nullptr) throw std::bad_alloc();  // like the containers; the program reports it as lack of memory
     std::memset(data_, 0, size);
   } else {
     mapped_bytes_ = RoundUp(bytes, kHugePageBytes);
