@@ -121,6 +121,70 @@ Completion Generate(LLM& llm,
   return Take(std::move(*result));
 }
 
+// Several prompts. The callback runs on a thread of the engine, so its error has its own place.
+std::vector<std::vector<Completion>> GenerateBatch(LLM& llm,
+                                                   std::vector<std::vector<int32_t>> prompt_ids,
+                                                   const std::vector<SamplingParams>& params,
+                                                   const nb::object& callback,
+                                                   const nb::object& progress,
+                                                   CancelToken* cancel) {
+  CancelToken failed;  // a callback raised: the call ends
+  std::unique_ptr<nb::python_error> error;  // written and read with the interpreter lock held
+  const auto fail = [&](nb::python_error& e) {
+    if (error == nullptr) error = std::make_unique<nb::python_error>(std::move(e));
+    failed.Cancel();
+  };
+  struct Cancel : CancelToken {
+    Cancel(CancelToken* other, const CancelToken& failed_call) : signals(other), failed(failed_call) {}
+    bool is_cancelled() const override { return failed.is_cancelled() || signals.is_cancelled(); }
+    SignalCancel signals;
+    const CancelToken& failed;
+  } either(cancel, failed);
+  BatchOptions options;
+  options.cancel = &either;
+  if (!callback.is_none()) {
+    options.callback = [&](size_t prompt, int sample, const StreamUpdate& update) {
+      nb::gil_scoped_acquire gil;
+      if (error != nullptr) return StreamAction::kAbort;
+      try {
+        return ToAction(callback(prompt,
+                                 sample,
+                                 update.token != nullptr ? nb::cast(*update.token) : nb::none(),
+                                 ToStr(update.text),
+                                 ToStr(FinishReasonName(update.finish_reason))));
+      } catch (nb::python_error& e) {
+        fail(e);
+        return StreamAction::kAbort;
+      }
+    };
+  }
+  if (!progress.is_none()) {
+    options.progress = [&](size_t num_done) {
+      nb::gil_scoped_acquire gil;
+      if (error != nullptr) return;
+      try {
+        progress(num_done);
+      } catch (nb::python_error& e) {
+        fail(e);
+      }
+    };
+  }
+  std::vector<BatchRequest> requests;
+  for (size_t i = 0; i < prompt_ids.size(); ++i) requests.push_back({std::move(prompt_ids[i]), params.at(i)});
+  std::optional<Result<std::vector<std::vector<Completion>>>> result;
+  {
+    nb::gil_scoped_release release;
+    result.emplace(llm.GenerateBatch(requests, options));
+  }
+  if (error != nullptr) {
+    nb::python_error raised = std::move(*error);
+    error.reset();
+    throw raised;
+  }
+  either.signals.Rethrow();
+  return Take(std::move(*result));
+}
+
 ChatCompletion Chat(LLM& llm,
                     const std::vector<ChatMessage>& messages,
                     const SamplingParams& params,
@@ -225,6 +289,7 @@ void BindParams(nb::module_& m) {
       .def_rw("num_threads", &EngineOptions::num_threads)
       .def_rw("max_model_len", &EngineOptions::max_model_len)
       .def_rw("prefill_chunk_tokens", &EngineOptions::prefill_chunk_tokens)
+      .def_rw("max_num_seqs", &EngineOptions::max_num_seqs)
       .def_rw("decoder_replay", &EngineOptions::decoder_replay)
       .def_rw("raw_logprobs", &EngineOptions::raw_logprobs)
       .def_rw("compute_sum_smaller_probs", &EngineOptions::compute_sum_smaller_probs);
@@ -311,6 +376,8 @@ NB_MODULE(_core, m) {
       .def_static("load", &LoadLlm, nb::arg("options"), nb::arg("progress").none())
       .def("generate", &Generate, nb::arg("prompt_ids"), nb::arg("params"), nb::arg("callback").none(),
            nb::arg("cancel").none())
+      .def("generate_batch", &GenerateBatch, nb::arg("prompt_ids"), nb::arg("params"), nb::arg("callback").none(),
+           nb::arg("progress").none(), nb::arg("cancel").none())
       .def("chat", &Chat, nb::arg("messages"), nb::arg("params"), nb::arg("options"), nb::arg("callback").none(),
            nb::arg("cancel").none())
       .def("encode", [](const LLM& llm, const std::string& text) {

@@ -6,6 +6,8 @@
 //   if (!llm.ok()) return Fail(llm.status());
 //   auto answer = (*llm)->Chat({{.role = "user", .content = "What is the capital of France?"}});
 //
+// Several prompts given together run together (GenerateBatch); each gets the answer that it gets alone.
+//
 // Not thread-safe: one call at a time; CancelToken may be used from any thread. Errors are Status values, never exceptions.
 #pragma once
 
@@ -33,6 +35,7 @@ struct EngineOptions {
   int num_threads = 0;                 // 0 = one per available core
   int64_t max_model_len = 4096;        // prompt and output together; 0 = the model's own maximum, which also caps it
   int64_t prefill_chunk_tokens = 2048;
+  int max_num_seqs = 32;               // prompts of one call that run together
   // Decoder replay (specification, engine 11): the layers behind the last key source run on the last decoder_replay_keep
   // tokens of a prompt only. off gives the numbers of the reference; mask, compact (faster, same numbers as mask); auto =
   // compact where the checkpoint allows it.
@@ -41,6 +44,20 @@ struct EngineOptions {
   bool raw_logprobs = false;           // log probabilities of the untouched logits
   bool compute_sum_smaller_probs = false;
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress = {};  // while loading
+};
+
+struct BatchRequest {
+  std::vector<int32_t> prompt_ids = {};
+  SamplingParams params = {};
+};
+
+struct BatchOptions {
+  // Called for every token from a thread of the engine, one call at a time, prompts and samples interleaved. Its answer ends
+  // that sample; an exception ends that prompt with "abort".
+  std::function<StreamAction(size_t prompt, int sample, const StreamUpdate& update)> callback = {};
+  // How many prompts from the first on are done; from the calling thread.
+  std::function<void(size_t num_done)> progress = {};
+  const CancelToken* cancel = nullptr;  // asked by the calling thread
 };
 
 struct ToolCall {
@@ -97,6 +114,14 @@ class LLM {
                                      const SamplingParams& params = {},
                                      const StreamCallback& callback = {},
                                      const CancelToken* cancel = nullptr);
+  // Continues several texts together. Results in the order of the prompts, the first sample of each.
+  Result<std::vector<Completion>> Generate(std::span<const std::string> prompts,
+                                           const SamplingParams& params = {},
+                                           const BatchOptions& options = {});
+  // The same for token ids, with parameters of their own and `params.n` samples each. Bad parameters and empty prompts are
+  // an error before any work; a prompt that is too long or holds an unknown id gives completions with that finish reason, as
+  // does one that fails on the way.
+  Result<std::vector<std::vector<Completion>>> GenerateBatch(std::span<const BatchRequest> requests, const BatchOptions& options = {});
   // `params.n` samples of one prompt; sample i uses seed + i. Greedy requests need n = 1.
   Result<std::vector<Completion>> GenerateSamples(std::span<const int32_t> prompt_ids,
                                                   const SamplingParams& params,

@@ -30,10 +30,9 @@ _FIXED_ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "stop_preempted_request": (False,),
     "offline_inference": (True,),
 }
-# Accepted and without effect on one request at a time.
+# Accepted and without effect in this version.
 _IGNORED_ARGUMENTS = {
     "served_model_name",
-    "max_num_seqs",
     "disable_log_stats",
     "chunked_prefill",
     "ignore_len",
@@ -79,7 +78,8 @@ class LLM:
         gpu_memory_utilization: share of the device memory to use, at most 1.
         decode_sequence: ``generate`` returns texts; False: lists of ``RequestOutput``, one per token.
         **kwargs: engine arguments: ``max_model_len`` (prompt and output tokens together; default 4096, capped by the
-            model), ``max_num_batched_tokens`` (prompt tokens per step), ``load_format`` ("auto" or "dummy"); and
+            model), ``max_num_batched_tokens`` (prompt tokens per step), ``max_num_seqs`` (prompts of one call that run
+            together, default 32), ``load_format`` ("auto" or "dummy"); and
             ``device`` ("auto", "cpu"), ``numerics`` ("release", "fp32", "plain"), ``num_threads`` (0 = all cores),
             ``cpu_isa`` ("auto", "scalar", "avx2", "avx512"), ``logprobs_mode`` ("processed" or "raw"),
             ``compute_sum_smaller_probs``.
@@ -89,7 +89,7 @@ class LLM:
         ResourceError: not enough memory.
         ValueError, TypeError: a bad argument, named in the message.
 
-    One request runs at a time. Other threads wait; starting a second request from the thread that consumes a stream is
+    One call runs at a time; its prompts run together. Other threads wait; starting a second request from the thread that consumes a stream is
     an error.
     """
 
@@ -148,6 +148,11 @@ class LLM:
                     if not isinstance(value, int) or value < 128:
                         raise ValueError(f"max_num_batched_tokens is {value!r} but must be an integer of at least 128")
                     options.prefill_chunk_tokens = value
+            elif name == "max_num_seqs":
+                if value is not None:
+                    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 8192:
+                        raise ValueError(f"max_num_seqs is {value!r} but must be in [1, 8192]")
+                    options.max_num_seqs = value
             elif name == "num_threads":
                 if not isinstance(value, int) or not 0 <= value <= 4096:
                     raise ValueError(f"num_threads is {value!r} but must be in [0, 4096]")
@@ -176,7 +181,7 @@ class LLM:
         multi_modal_data: Any = None,
         callback: Callable[[RequestOutput], Any] | None = None,
     ) -> list[GenerationOutput] | list[list[RequestOutput]]:
-        """Continues prompts.
+        """Continues prompts. Several prompts run together; each gets the answer that it gets alone.
 
         Args:
             prompts: one text or a list of texts.
@@ -184,7 +189,9 @@ class LLM:
             prompt_token_ids: token ids used as they are, one list per prompt; wins over ``prompts``.
             use_tqdm: show a progress bar on a terminal if tqdm is installed and there are several prompts.
             multi_modal_data: images; not supported by this version.
-            callback: called with a ``RequestOutput`` for each token; returning False ends that request.
+            callback: called with a ``RequestOutput`` for each token; returning False ends that request. With several
+                prompts the calls come from another thread, one at a time, prompts interleaved. What it raises ends the
+                call.
 
         Returns:
             One ``GenerationOutput`` (a ``str`` with attributes) per prompt, in order; with ``decode_sequence=False`` one
@@ -199,11 +206,12 @@ class LLM:
                 raise ValueError("the prompt is empty; give at least one token")
         for params in params_list:
             params._to_core().validate(self._loaded().vocab_size)
-        results: list[Any] = []
+        if not id_lists:
+            return []
         with self._busy():
-            for ids, params in _progress(list(zip(id_lists, params_list)), use_tqdm):
-                results.append(self._generate_one(ids, params, callback))
-        return results
+            if len(id_lists) == 1:
+                return [self._generate_one(id_lists[0], params_list[0], callback)]
+            return self._generate_batch(id_lists, params_list, callback, use_tqdm)
 
     def stream(
         self,
@@ -399,6 +407,51 @@ class LLM:
         samples[0].samples = samples
         return samples[0]
 
+    def _generate_batch(
+        self,
+        id_lists: list[list[int]],
+        params_list: list[SamplingParams],
+        callback: Callable[[RequestOutput], Any] | None,
+        use_tqdm: bool,
+    ) -> list[Any]:
+        core = self._loaded()
+        first_id = self._next_request_id
+        self._next_request_id += len(id_lists)
+        # Of each prompt and sample, if wanted.
+        outputs: list[list[list[RequestOutput]]] = [[[] for _ in range(params.n)] for params in params_list]
+
+        def on_token(prompt: int, sample: int, token: Any, text: str, finish_reason: str) -> Any:
+            output = _request_output(str(first_id + prompt), len(id_lists[prompt]), token, text, finish_reason)
+            if not self.decode_sequence:
+                outputs[prompt][sample].append(output)
+            return callback(output) if callback is not None else None
+
+        wants_tokens = callback is not None or not self.decode_sequence
+        with _progress_bar(len(id_lists), use_tqdm) as progress:
+            completions = core.generate_batch(
+                id_lists, [params._to_core() for params in params_list], on_token if wants_tokens else None, progress, None
+            )
+        results: list[Any] = []
+        for prompt, (ids, samples) in enumerate(zip(id_lists, completions)):
+            request_id = str(first_id + prompt)
+            reason = samples[0].finish_reason
+            if reason in ("invalid_token", "prompt_length_exceeded"):
+                not_run = RequestOutput(request_id, len(ids), finish_reason=reason, finished=True)
+                results.append(GenerationOutput._not_run(request_id, ids, reason) if self.decode_sequence else [not_run])
+            elif self.decode_sequence:
+                texts = [GenerationOutput._from_core(request_id, sample) for sample in samples]
+                texts[0].samples = texts
+                results.append(texts[0])
+            else:
+                for tokens, sample in zip(outputs[prompt], samples):
+                    if tokens:
+                        tokens[0].prompt_logprobs = sample.prompt_logprobs
+                        tokens[-1].stop_reason = (
+                            sample.stop_string if sample.stop_string is not None else sample.stop_token_id
+                        )
+                results.append([output for tokens in outputs[prompt] for output in tokens])
+        return results
+
     def _run_stream(self, run: Callable[..., Any]) -> _Stream:
         return _Stream(self, run)
 
@@ -528,11 +581,16 @@ def _chat_output(answer: _core.ChatCompletion) -> ChatOutput:
     return ChatOutput(message, answer.finish_reason, completion.ids, completion.usage, completion.timing)
 
 
-def _progress(items: list[Any], use_tqdm: bool) -> Iterable[Any]:
-    if not use_tqdm or len(items) < 2 or not sys.stderr.isatty():
-        return items
+@contextmanager
+def _progress_bar(total: int, use_tqdm: bool) -> Iterator[Callable[[int], Any] | None]:
+    """A function that takes the number of prompts done, or None where no bar is shown."""
+    if not use_tqdm or not sys.stderr.isatty():
+        yield None
+        return
     try:
         from tqdm import tqdm
     except ImportError:
-        return items
-    return tqdm(items, desc="prompts")
+        yield None
+        return
+    with tqdm(total=total, desc="prompts") as bar:
+        yield lambda done: bar.update(done - bar.n)

@@ -7,8 +7,10 @@
 #include <fmt/format.h>
 
 #include "core/json.h"
+#include "engine/async_engine.h"
 #include "engine/load.h"
 #include "protocols/chat_request.h"
+#include "sampling/params.h"
 #include "text/output_parser.h"
 #include "text/prompt_renderer.h"
 
@@ -25,6 +27,9 @@ struct LLM::Impl {
 };
 
 namespace {
+
+// How often a call for several prompts asks its cancel token.
+constexpr double kCancelPollSeconds = 0.02;
 
 Json MessageJson(const ChatMessage& message) {
   Json json;
@@ -123,6 +128,7 @@ Result<std::unique_ptr<LLM>> LLM::Load(EngineOptions options) {
   DI_ASSIGN_OR_RETURN(load.numerics, model::ParseNumerics(options.numerics));
   load.num_threads = options.num_threads;
   load.max_model_len = options.max_model_len;
+  load.max_num_seqs = options.max_num_seqs;
   load.decoder_replay = std::move(options.decoder_replay);
   load.decoder_replay_keep = options.decoder_replay_keep;
   load.generator.prefill_chunk_tokens = options.prefill_chunk_tokens;
@@ -174,6 +180,81 @@ Result<std::vector<Completion>> LLM::GenerateSamples(std::span<const int32_t> pr
   }
   if (completions.empty()) return InvalidArgument(fmt::format("n is {} but must be in [1, 16384]", params.n), "n");
   return completions;
+}
+
+Result<std::vector<Completion>> LLM::Generate(std::span<const std::string> prompts,
+                                              const SamplingParams& params,
+                                              const BatchOptions& options) {
+  std::vector<BatchRequest> requests;
+  for (const std::string& prompt : prompts) requests.push_back({Encode(prompt), params});
+  DI_ASSIGN_OR_RETURN(std::vector<std::vector<Completion>> samples, GenerateBatch(requests, options));
+  std::vector<Completion> completions;
+  for (std::vector<Completion>& of_prompt : samples) completions.push_back(std::move(of_prompt.front()));
+  return completions;
+}
+
+Result<std::vector<std::vector<Completion>>> LLM::GenerateBatch(std::span<const BatchRequest> requests, const BatchOptions& options) {
+  std::vector<std::vector<Completion>> results(requests.size());
+  for (size_t i = 0; i < requests.size(); ++i) {
+    const BatchRequest& request = requests[i];
+    const auto named = [&](Status status) { return std::move(status.WithContext(fmt::format("prompt {}", i))); };
+    if (Status status = sampling::ValidateSamplingParams(request.params, vocab_size()); !status.ok()) return named(std::move(status));
+    engine::GenerateRequest checked;
+    checked.prompt_ids = request.prompt_ids;
+    Status status = impl_->engine->generator().Validate(checked);
+    if (status.ok()) continue;
+    const bool is_too_long = status.field() == engine::kPromptLengthField;
+    if (!is_too_long && status.field() != engine::kPromptTokensField) return named(std::move(status));
+    // This prompt cannot run; that is no reason to lose the others.
+    Completion& refused = results[i].emplace_back();
+    refused.prompt_ids = request.prompt_ids;
+    refused.usage.prompt_tokens = static_cast<int64_t>(request.prompt_ids.size());
+    refused.finish_reason = is_too_long ? FinishReason::kPromptLengthExceeded : FinishReason::kInvalidToken;
+    refused.timing.load_s = load_s();
+  }
+  for (size_t i = 0; i < requests.size() && options.callback; ++i) {
+    if (results[i].empty()) continue;
+    StreamUpdate update;
+    update.finish_reason = results[i][0].finish_reason;
+    options.callback(i, 0, update);
+  }
+  DI_ASSIGN_OR_RETURN(engine::AsyncEngine* const engine, impl_->engine->async_engine());
+  std::vector<std::optional<engine::TextHandle>> handles(requests.size());
+  Status status;
+  for (size_t i = 0; i < requests.size() && status.ok(); ++i) {
+    if (!results[i].empty()) continue;
+    engine::TextRequest request;
+    request.prompt_ids = requests[i].prompt_ids;
+    request.params = requests[i].params;
+    Result<engine::TextHandle> handle = engine->Submit(std::move(request), [i, &options](int sample, const StreamUpdate& update) {
+      return options.callback ? options.callback(i, sample, update) : StreamAction::kContinue;
+    });
+    if (handle.ok()) {
+      handles[i] = std::move(handle).value();
+    } else {
+      status = handle.status();
+    }
+  }
+  bool is_cancelled = !status.ok();
+  const auto cancel_all = [&] {
+    for (auto& handle : handles) {
+      if (handle) handle->Cancel();
+    }
+  };
+  if (is_cancelled) cancel_all();
+  for (size_t i = 0; i < requests.size(); ++i) {
+    while (handles[i] && !handles[i]->WaitFor(kCancelPollSeconds)) {
+      if (is_cancelled || options.cancel == nullptr || !options.cancel->is_cancelled()) continue;
+      is_cancelled = true;
+      cancel_all();
+    }
+    if (handles[i]) results[i] = handles[i]->TakeCompletions();
+    if (options.progress && !is_cancelled) options.progress(i + 1);
+  }
+  // The model is free for other calls, and no callback refers to `options`.
+  engine->core().WaitIdle();
+  if (!status.ok()) return status;
+  return results;
 }
 
 SamplingParams LLM::ChatDefaults() {

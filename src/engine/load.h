@@ -11,6 +11,7 @@
 #include <string>
 
 #include "core/status.h"
+#include "engine/async_engine.h"
 #include "engine/generator.h"
 #include "model/config.h"
 #include "model/model.h"
@@ -33,6 +34,7 @@ struct LoadOptions {
   bool use_fp4_sparse_kv = true;
   std::string decoder_replay = "off";  // off, mask, compact; auto = compact where the checkpoint allows it
   int64_t decoder_replay_keep = 0;     // prompt tokens kept; 0 = window + 12 (140 for the released model)
+  int max_num_seqs = 32;               // requests of the asynchronous engine that run together
   bool check_memory = true;       // refuse before loading when the estimate exceeds the memory that is available
   GeneratorOptions generator;
   // (bytes done, bytes total), from the loading thread. Null: silent.
@@ -46,6 +48,9 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
 
   Generator& generator();
+  // Made by the first call; its caches stay allocated. It shares the model with the generator: before the generator or the
+  // model is used again, AsyncEngine::core().WaitIdle() must have returned. Errors: kResourceExhausted.
+  Result<AsyncEngine*> async_engine();
   model::Model& model();
   const model::ModelConfig& config() const;
   const text::Tokenizer& tokenizer() const;

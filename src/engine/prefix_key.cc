@@ -117,6 +117,8 @@ Key256 ForkParentKey(const Key256& key, const Key256& tenant_salt) {
   return Sha256().Domain("DIKV/fork/v1").Key(key).Key(tenant_salt).Finish();
 }
 
+Key256 Sha256Of(std::string_view bytes) { return Sha256().Bytes(bytes.data(), bytes.size()).Finish(); }
+
 Key256 StateKey(const Key256& block_key) { return Sha256().Domain("DIKV/state/v1").Key(block_key).Finish(); }
 
 Key256 ImageDigest(std::string_view preprocess_version, uint32_t canvas_h, uint32_t canvas_w, std::span<const uint8_t> pixels) {

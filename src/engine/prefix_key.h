@@ -59,6 +59,7 @@ struct ImageSpan {
   int64_t num_tokens = 0;
 };
 
+Key256 Sha256Of(std::string_view bytes);
 Key256 TenantSalt(std::span<const uint8_t> master_secret, std::string_view isolation_domain, std::string_view client_salt);
 Key256 RootKey(const CacheFingerprint& fingerprint, const Key256& tenant_salt);
 // `tokens` are the block's 128 ids. `images` are all images of the sequence in order; those that touch the block count.

@@ -61,7 +61,7 @@ Status Model::Impl::Init() {
     const int64_t least = config.sliding_window + max_backtracking;
     replay_keep = options.replay_keep_tokens > 0 ? options.replay_keep_tokens : least + 6;
     if (replay_keep < least)
-      return InvalidArgument(fmt::format("decoder replay keeps {} tokens but needs at least {} (window + backtracking)", replay_keep, least),
+      return InvalidArgument(fmt::format("--decoder-replay-keep is {} but must be at least {}: the window and the tokens that may be taken back", replay_keep, least),
                              "replay_keep_tokens");
     DI_RETURN_IF_ERROR(config.CheckDecoderReplay());
   }
@@ -193,6 +193,8 @@ Status Model::Impl::EnsureLogits(int64_t rows) {
   logits_capacity = rows;
   return Status::Ok();
 }
+
+int64_t Model::decoder_keep() const { return impl_->options.decoder_replay == DecoderReplay::kOff ? 0 : impl_->replay_keep; }
 
 Result<std::unique_ptr<Sequence>> Model::NewSequence() {
   Impl& impl = *impl_;

@@ -87,6 +87,8 @@ class Model {
   const ModelConfig& config() const;
   Numerics numerics() const;
   int64_t max_model_len() const;
+  // Prompt tokens that run through all layers; 0 = all of them (decoder replay is off).
+  int64_t decoder_keep() const;
 
   Result<std::unique_ptr<Sequence>> NewSequence();
 

@@ -104,6 +104,56 @@ def test_callback_errors_come_through(llm):
         llm.generate("Tell me", SamplingParams(max_tokens=50), callback=fail)
 
 
+def test_prompts_together_equal_prompts_alone(llm, source_dir):
+    prompts = ["The capital of", "Tell me", "Hi", "One two three", "Write a story about a fox"]
+    params = [
+        SamplingParams(temperature=0, max_tokens=9),
+        SamplingParams(seq_seed=1, max_tokens=20, ignore_eos=True, frequency_penalty=0.5),
+        SamplingParams(seq_seed=2, max_tokens=12, n=3),
+        SamplingParams(temperature=0, max_tokens=30, stop=["e", "a"], min_tokens=2, top_logprobs=2),
+        SamplingParams(max_tokens=15),
+    ]
+    outputs = llm.generate(prompts, params)
+    assert [int(output.request_id) for output in outputs] == [int(outputs[0].request_id) + i for i in range(5)]
+    for prompt, param, output in zip(prompts, params, outputs):
+        [alone] = llm.generate(prompt, param)
+        assert output == alone and output.token_ids == alone.token_ids and output.logprobs == alone.logprobs
+        assert (output.finish_reason, output.stop_reason) == (alone.finish_reason, alone.stop_reason)
+        assert [sample.token_ids for sample in output.samples] == [sample.token_ids for sample in alone.samples]
+    assert llm.generate([]) == []
+    with LLM(source_dir / "models/demo", decode_sequence=False, max_num_seqs=2) as engine:
+        for tokens, output in zip(engine.generate(prompts, params), outputs):
+            assert [t.token_id for t in tokens] == [i for sample in output.samples for i in sample.token_ids]
+            assert "".join(t.text for t in tokens) == "".join(output.samples)
+            assert tokens[-1].finished and tokens[-1].stop_reason == output.samples[-1].stop_reason
+
+
+def test_callbacks_of_prompts_together(llm):
+    params = SamplingParams(max_tokens=30, ignore_eos=True, seq_seed=4)
+    seen: dict[str, int] = {}
+
+    def on_token(output):
+        seen[output.request_id] = seen.get(output.request_id, 0) + 1
+        return not (int(output.request_id) % 2 == 0 and seen[output.request_id] >= 3)
+
+    for output in llm.generate(["Tell me"] * 4, params, callback=on_token):
+        stopped = int(output.request_id) % 2 == 0
+        assert len(output.token_ids) == (3 if stopped else 30)
+        assert output.finish_reason == ("abort" if stopped else "length")
+
+    def fail(output):
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        llm.generate(["Tell me", "Hi"], params, callback=fail)
+    timer = threading.Timer(0.3, _thread.interrupt_main)
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(["Tell me"] * 3, SamplingParams(max_tokens=4000, min_tokens=4000, ignore_eos=True))
+    timer.join()
+    assert llm.generate("Hi", SamplingParams(max_tokens=1))
+
+
 def test_ctrl_c_ends_generation(llm):
     timer = threading.Timer(0.3, _thread.interrupt_main)
     timer.start()

@@ -3,6 +3,7 @@
 // The public API on the demo model, against the stored continuations of tests/golden/tiny.
 #include "deepinfer/llm.h"
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
@@ -44,6 +45,127 @@ SamplingParams GreedyParams(int64_t max_tokens = 40) {
   params.max_tokens = max_tokens;
   params.skip_special_tokens = true;
   return params;
+}
+
+// The same answers, one call or many. Returns the tokens found in the prefix cache.
+int64_t ExpectBatchEqualsSingles(LLM& llm) {
+  std::vector<BatchRequest> requests;
+  std::vector<SamplingParams> table(6);
+  table[0].temperature = 0;
+  table[1].seq_seed = 5;
+  table[2].seq_seed = 6;
+  table[2].frequency_penalty = 0.7;
+  table[2].top_p = 0.9;
+  table[3].temperature = 0;
+  table[3].stop = {"e", " the"};
+  table[3].min_tokens = 3;
+  table[4].random_seed = 8;
+  table[4].top_logprobs = 3;
+  table[5].seq_seed = 7;
+  table[5].ignore_eos = true;
+  const std::string filler = " The quick brown fox jumps over the lazy dog.";
+  for (size_t i = 0; i < 12; ++i) {
+    BatchRequest& request = requests.emplace_back();
+    std::string text = "Tell me about number " + std::to_string(i) + ".";
+    for (size_t k = 0; k < (i == 3 ? 34 : i % 5); ++k) text += filler;
+    request.prompt_ids = llm.Encode(text);
+    request.params = table[i % table.size()];
+    request.params.max_tokens = static_cast<int64_t>(4 + i);
+  }
+  int64_t num_cached = 0;
+  size_t num_done = 0;
+  std::vector<std::string> streamed(requests.size());
+  BatchOptions options;
+  options.progress = [&](size_t done) { EXPECT_EQ(done, ++num_done); };
+  options.callback = [&](size_t prompt, int sample, const StreamUpdate& update) {
+    EXPECT_EQ(sample, 0);
+    streamed[prompt] += update.text;
+    return StreamAction::kContinue;
+  };
+  const auto batch = llm.GenerateBatch(requests, options);
+  EXPECT_TRUE(batch.ok()) << batch.status().ToString();
+  if (!batch.ok()) return -1;
+  EXPECT_EQ(num_done, requests.size());
+  for (size_t i = 0; i < requests.size(); ++i) {
+    const auto want = llm.GenerateFromIds(requests[i].prompt_ids, requests[i].params);
+    EXPECT_TRUE(want.ok());
+    if (!want.ok()) return -1;
+    const Completion& got = batch.value()[i].at(0);
+    num_cached += got.usage.cached_tokens;
+    EXPECT_EQ(got.ids, want.value().ids) << i;
+    EXPECT_EQ(got.text, want.value().text) << i;
+    EXPECT_EQ(streamed[i], want.value().text) << i;
+    EXPECT_EQ(got.finish_reason, want.value().finish_reason) << i;
+    EXPECT_EQ(got.stop_string, want.value().stop_string) << i;
+    EXPECT_EQ(got.tokens.size(), want.value().tokens.size()) << i;
+    for (size_t k = 0; k < std::min(got.tokens.size(), want.value().tokens.size()); ++k) {
+      EXPECT_EQ(got.tokens[k].logprob, want.value().tokens[k].logprob) << i << " token " << k;
+      EXPECT_EQ(got.tokens[k].top_logprobs, want.value().tokens[k].top_logprobs) << i << " token " << k;
+    }
+  }
+  return num_cached;
+}
+
+TEST(LlmBatch, EveryPromptGetsItsOwnAnswer) { EXPECT_EQ(ExpectBatchEqualsSingles(Demo()), 0); }
+
+TEST(LlmBatch, EveryPromptGetsItsOwnAnswerWithDecoderReplay) {
+  EngineOptions options;
+  options.model = kSource + "/models/demo";
+  options.decoder_replay = "compact";
+  options.max_num_seqs = 5;
+  const auto llm = LLM::Load(options);
+  ASSERT_TRUE(llm.ok()) << llm.status().ToString();
+  EXPECT_EQ(ExpectBatchEqualsSingles(**llm), 0);
+  // The second time a long prompt comes from the prefix cache.
+  EXPECT_GT(ExpectBatchEqualsSingles(**llm), 0);
+}
+
+TEST(LlmBatch, OnePromptsFailureIsItsOwn) {
+  LLM& llm = Demo();
+  std::vector<BatchRequest> requests(4);
+  for (BatchRequest& request : requests) {
+    request.prompt_ids = llm.Encode("Tell me");
+    request.params = GreedyParams(6);
+    request.params.ignore_eos = true;
+  }
+  requests[1].prompt_ids.push_back(llm.vocab_size());
+  requests[2].prompt_ids.assign(static_cast<size_t>(llm.max_model_len()) + 1, 5);
+  requests[3].params.temperature = 1;
+  requests[3].params.seq_seed = 3;
+  requests[3].params.n = 3;
+  const auto batch = llm.GenerateBatch(requests);
+  ASSERT_TRUE(batch.ok()) << batch.status().ToString();
+  EXPECT_EQ(batch.value()[0].at(0).ids, llm.GenerateFromIds(requests[0].prompt_ids, requests[0].params).value().ids);
+  EXPECT_EQ(batch.value()[1].at(0).finish_reason, FinishReason::kInvalidToken);
+  EXPECT_EQ(batch.value()[2].at(0).finish_reason, FinishReason::kPromptLengthExceeded);
+  const auto samples = llm.GenerateSamples(requests[3].prompt_ids, requests[3].params);
+  ASSERT_EQ(batch.value()[3].size(), 3u);
+  for (size_t i = 0; i < 3; ++i) EXPECT_EQ(batch.value()[3][i].ids, samples.value()[i].ids) << i;
+
+  requests[0].params.top_p = 2;
+  const auto bad = llm.GenerateBatch(requests);
+  ASSERT_FALSE(bad.ok());
+  EXPECT_EQ(bad.status().field(), "top_p");
+  EXPECT_NE(bad.status().message().find("prompt 0"), std::string::npos);
+  EXPECT_TRUE(llm.GenerateBatch({}).value().empty());
+}
+
+TEST(LlmBatch, CancelEndsAllPrompts) {
+  LLM& llm = Demo();
+  const std::vector<std::string> prompts(5, "Tell me");
+  SamplingParams params = GreedyParams(4000);
+  params.ignore_eos = true;
+  CancelToken cancel;
+  BatchOptions options;
+  options.cancel = &cancel;
+  options.callback = [&](size_t, int, const StreamUpdate&) {
+    cancel.Cancel();
+    return StreamAction::kContinue;
+  };
+  const auto batch = llm.Generate(prompts, params, options);
+  ASSERT_TRUE(batch.ok()) << batch.status().ToString();
+  for (const Completion& completion : batch.value()) EXPECT_EQ(completion.finish_reason, FinishReason::kAbort);
+  EXPECT_EQ(llm.Generate("Tell me", GreedyParams(3)).value().ids.size(), 3u);
 }
 
 class LlmGreedy : public ::testing::TestWithParam<std::pair<const char*, const char*>> {};
