@@ -17,7 +17,7 @@ usage: ./build.sh [COMMAND] [OPTIONS]
   demo                   set up everything and let the embedded model answer a question
   test                   set up everything, build, run every test, then each fuzzer for 10 s
   fuzz NAME --seconds N  run one fuzzer by hand (log in bench/results/)
-  soak NAME              run one long test by hand (log in bench/results/)
+  soak NAME --seconds N  run one long test by hand: engine, or slice (has one length); log in bench/results/
   package                stripped self-contained tarball in dist/
   wheel                  Python wheel in dist/
   clean                  remove build folders, .venv and dist/
@@ -241,16 +241,23 @@ case "$COMMAND" in
     ;;
   soak)
     name=${ARGS[0]:-}
-    if [ "$name" != slice ]; then
-      echo "error: soak needs one of: slice" >&2
-      exit 2
-    fi
+    case "$name" in
+      slice) target=slice_test binary=tests/model/slice/slice_test filter='*' ;;
+      # Random traffic for --seconds on each of two engine layers; see docs/internals/engine.md.
+      engine) target=engine_test binary=tests/engine/engine_test filter='AsyncEngineSoak.*:EngineCore.AbortStorm' ;;
+      *)
+        echo "error: soak needs one of: engine slice" >&2
+        exit 2
+        ;;
+    esac
+    [ "${ARGS[1]:-}" = --seconds ] && export DEEPINFER_SOAK_SECONDS=${ARGS[2]:?--seconds needs a number}
+    export DEEPINFER_SOAK_SECONDS=${DEEPINFER_SOAK_SECONDS:-300}
     need_packages "${BASE_PACKAGES[@]}" libgtest-dev libgmock-dev
     dir=$(build_dir)
     configure "$dir" -DDEEPINFER_TESTS=ON
-    ninja -C "$dir" -j"$JOBS" slice_test
+    ninja -C "$dir" -j"$JOBS" "$target"
     mkdir -p bench/results
-    "$dir/tests/model/slice/slice_test" 2>&1 | tee "bench/results/soak-$name.log"
+    "$dir/$binary" --gtest_filter="$filter" 2>&1 | tee "bench/results/soak-$name${SANITIZE:+-$SANITIZE}.log"
     exit "${PIPESTATUS[0]}"
     ;;
   wheel)

@@ -9,7 +9,7 @@
 
 #include <fmt/format.h>
 
-#include "core/check.h"
+#include "core/escape.h"
 #include "core/log.h"
 #include "engine/text_stream.h"
 #include "engine/token_policy.h"
@@ -99,7 +99,7 @@ StreamAction TextHandle::State::Report(int idx, const TokenOutput* token, std::s
   try {
     return callback_(idx, update);
   } catch (const std::exception& e) {
-    DI_LOG(error, "a request ends because its output callback failed: {}", e.what());
+    DI_LOG(error, "a request ends because its output callback failed: {}", Escape(e.what()));
   } catch (...) {
     DI_LOG(error, "a request ends because its output callback failed");
   }

@@ -16,6 +16,7 @@
 
 #include <gtest/gtest.h>
 
+#include "core/log.h"
 #include "engine/token_policy.h"
 #include "fake_step_model.h"
 
@@ -403,9 +404,11 @@ TEST(AsyncEngine, TheEndOfTheEngineEndsItsRequests) {
 // stopped or fail at any moment. Those that end by themselves are what Generator gives, the others a prefix of it.
 // DEEPINFER_SOAK_SECONDS makes it long.
 TEST(AsyncEngineSoak, RandomTraffic) {
+  // Callbacks fail by the hundred here.
+  ASSERT_TRUE(InitLogging("off", LogFormat::kText).ok());
   AsyncEngineOptions o = Options();
   o.core.scheduler.num_blocks = 20;
-  o.core.max_requests = 64;
+  o.core.max_requests = 24;
   Fixture f(o, 2);
   const char* seconds_text = std::getenv("DEEPINFER_SOAK_SECONDS");
   const double seconds = seconds_text != nullptr ? std::atof(seconds_text) : 0;
@@ -480,6 +483,7 @@ TEST(AsyncEngineSoak, RandomTraffic) {
   std::vector<std::thread> clients;
   for (uint64_t t = 0; t < 3; ++t) clients.emplace_back(client, 100 + t + static_cast<uint64_t>(seconds));
   for (std::thread& thread : clients) thread.join();
+  EXPECT_TRUE(InitLogging("info", LogFormat::kText).ok());
   f.engine->core().Drain();
   const EngineCore::Snapshot stats = f.engine->core().Stats();
   EXPECT_EQ(stats.num_live, 0);
