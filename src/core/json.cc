@@ -124,6 +124,9 @@ class JsonBuilder {
 }  // namespace
 
 Result<Json> ParseJson(std::string_view text, int max_depth) {
+  // The library takes a NUL byte for the end of the text.
+  if (const size_t nul = text.find('\0'); nul != std::string_view::npos)
+    return InvalidArgument(fmt::format("invalid JSON: a NUL byte at byte {}", nul));
   JsonBuilder builder(max_depth);
   try {
     if (!Json::sax_parse(text.begin(), text.end(), &builder)) return InvalidArgument(builder.error());

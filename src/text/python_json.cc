@@ -144,6 +144,9 @@ std::string CompactJson(const Json& json) {
   return out;
 }
 
-bool IsJsonText(std::string_view text) { return Json::accept(text.begin(), text.end()); }
+bool IsJsonText(std::string_view text) {
+  // The library takes a NUL byte for the end of the text; in JSON it is an error anywhere.
+  return text.find('\0') == std::string_view::npos && Json::accept(text.begin(), text.end());
+}
 
 }  // namespace deepinfer::text

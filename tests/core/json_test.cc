@@ -33,6 +33,8 @@ TEST(Json, Errors) {
     EXPECT_FALSE(json.ok()) << text;
     EXPECT_EQ(json.status().message().find("invalid JSON"), 0u) << json.status().ToString();
   }
+  EXPECT_FALSE(ParseJson(std::string_view("{}\0", 3)).ok());  // NUL is no end of text
+  EXPECT_FALSE(ParseJson(std::string_view("[1]\0x", 5)).ok());
   EXPECT_EQ(ParseJson("[1,").status().message().find("invalid JSON at byte 4: "), 0u) << ParseJson("[1,").status().ToString();
 }
 

@@ -213,6 +213,7 @@ TEST(OutputParser, MalformedCalls) {
   EXPECT_EQ(ArgumentsOf(Parameter("n\" string=\"false\">[1, ")), "{\"n\": \"[1, \"}");
   EXPECT_EQ(ArgumentsOf(Parameter("n\" string=\"false\">")), "{\"n\": \"\"}");
   EXPECT_EQ(ArgumentsOf(Parameter("n\" string=\"false\">1e400")), "{\"n\": \"1e400\"}");
+  EXPECT_EQ(ArgumentsOf(Parameter(std::string("n\" string=\"false\">2\0", 20))), "{\"n\": \"2\\u0000\"}");
   // No attribute or another one.
   EXPECT_EQ(ArgumentsOf(Parameter("a\">x")), "{\"a\": \"x\"}");
   EXPECT_EQ(ArgumentsOf(Parameter("a\">7")), "{\"a\": 7}");
