@@ -14,6 +14,7 @@
 
 #include "core/escape.h"
 #include "model/checkpoint.h"
+#include "model/finite.h"
 
 namespace deepinfer::model {
 
@@ -27,44 +28,6 @@ struct Tile {
   int64_t begin;  // bytes from the start of the tensor
   int64_t num_bytes;
 };
-
-// Index of the first element of the wrong kind, or -1. The accumulating loops have no branch so
-// that they run at the speed of memory; the exact place is looked up only when there is one.
-template <typename T, typename IsBad>
-int64_t FindBad(const uint8_t* bytes, int64_t num_bytes, IsBad is_bad) {
-  const int64_t count = num_bytes / static_cast<int64_t>(sizeof(T));
-  const auto at = [&](int64_t i) {
-    T value;
-    std::memcpy(&value, bytes + i * static_cast<int64_t>(sizeof(T)), sizeof(T));
-    return value;
-  };
-  bool any = false;
-  for (int64_t i = 0; i < count; ++i) any |= is_bad(at(i));
-  if (!any) return -1;
-  int64_t i = 0;
-  while (!is_bad(at(i))) ++i;
-  return i;
-}
-
-int64_t FindBadElement(DType dtype, const uint8_t* bytes, int64_t num_bytes) {
-  switch (dtype) {
-    case DType::kF32:
-      return FindBad<uint32_t>(
-          bytes, num_bytes, [](uint32_t v) { return (v & 0x7f800000u) == 0x7f800000u; });
-    case DType::kBf16:
-      return FindBad<uint16_t>(
-          bytes, num_bytes, [](uint16_t v) { return (v & 0x7f80u) == 0x7f80u; });
-    case DType::kF16:
-      return FindBad<uint16_t>(
-          bytes, num_bytes, [](uint16_t v) { return (v & 0x7c00u) == 0x7c00u; });
-    case DType::kF8E4M3:
-      return FindBad<uint8_t>(bytes, num_bytes, [](uint8_t v) { return (v & 0x7fu) == 0x7fu; });
-    case DType::kF8E8M0:
-      return FindBad<uint8_t>(bytes, num_bytes, [](uint8_t v) { return v == 0xffu; });
-    default:
-      return -1;
-  }
-}
 
 std::string ElementIndex(const TensorView& tensor, int64_t element) {
   std::vector<int64_t> index(tensor.shape.size());
@@ -139,7 +102,7 @@ Status Checkpoint::Verify(ThreadPool& pool,
       DI_RETURN_IF_ERROR(readers[shard]->Read(offset, tile.num_bytes, buffer.data()));
       bytes = buffer.data();
     }
-    const int64_t bad = FindBadElement(tensor.dtype, bytes, tile.num_bytes);
+    const int64_t bad = FirstNonFinite(tensor.dtype, bytes, tile.num_bytes);
     if (bad < 0) return Status::Ok();
     const int64_t element = tile.begin / DTypeBytes(tensor.dtype) + bad;
     const std::string place =

@@ -7,6 +7,8 @@
 
 #include <fmt/format.h>
 
+#include "model/finite.h"
+
 namespace deepinfer::model {
 
 namespace {
@@ -44,7 +46,7 @@ class Loader {
     // A NaN does not always reach the logits: it may change which experts are chosen, or drown in a comparison. The n-gram
     // tables, which are huge and stay unread here, are left to `inspect --verify`.
     if (!is_table)
-      DI_RETURN_IF_ERROR(CheckFinite(tensor.dtype, m.host_data, first_row * tensor.dim(1), m.rows * tensor.dim(1), name));
+      DI_RETURN_IF_ERROR(CheckFinite(tensor.dtype, tensor.data + first_row * row_bytes, first_row * tensor.dim(1), m.rows * row_bytes, name));
     if (tensor.dtype == DType::kF8E4M3 || tensor.dtype == DType::kI8) {
       const std::string scale_name = name.substr(0, name.size() - std::string_view(".weight").size()) + ".scale";
       DI_ASSIGN_OR_RETURN(const TensorView scale, checkpoint_.Get(scale_name));
@@ -91,7 +93,7 @@ class Loader {
     } else {
       return BadModel(fmt::format("tensor {} has dtype {}, expected F32 or BF16", name, DTypeName(tensor.dtype)));
     }
-    DI_RETURN_IF_ERROR(CheckFinite(tensor.dtype, tensor.data, 0, tensor.num_elements(), name));
+    DI_RETURN_IF_ERROR(CheckFinite(tensor.dtype, tensor.data, 0, tensor.num_bytes, name));
     Done(tensor.num_bytes);
     return values;
   }
@@ -218,37 +220,12 @@ class Loader {
   }
 
  private:
-  // n values at `data`, of which the first is element `first` of the tensor. FP4 codes are all finite.
-  static Status CheckFinite(DType dtype, const void* data, int64_t first, int64_t n, const std::string& name) {
-    constexpr int64_t kBlock = 4096;  // scanned without a branch, so that the compiler can use vectors
-    for (int64_t begin = 0; begin < n; begin += kBlock) {
-      const int64_t count = std::min(kBlock, n - begin);
-      const int64_t bad = dtype == DType::kF32      ? FirstWithAllBits<uint32_t>(data, begin, count, 0x7f800000u)
-                          : dtype == DType::kBf16   ? FirstWithAllBits<uint16_t>(data, begin, count, 0x7f80u)
-                          : dtype == DType::kF8E4M3 ? FirstWithAllBits<uint8_t>(data, begin, count, 0x7fu)
-                                                    : -1;
-      if (bad >= 0)
-        return BadModel(fmt::format("tensor {} holds a value that is not finite at element {}; the file is damaged, download it again",
-                                    name, first + bad));
-    }
-    return Status::Ok();
-  }
-
-  // First of values [begin, begin + count) in which all bits of the mask are set; -1 = none.
-  template <typename T>
-  static int64_t FirstWithAllBits(const void* data, int64_t begin, int64_t count, T mask) {
-    const uint8_t* bytes = static_cast<const uint8_t*>(data) + begin * static_cast<int64_t>(sizeof(T));
-    const auto value = [bytes](int64_t i) {
-      T v;
-      std::memcpy(&v, bytes + i * static_cast<int64_t>(sizeof(T)), sizeof(T));
-      return v;
-    };
-    T any = 0;
-    for (int64_t i = 0; i < count; ++i) any = static_cast<T>(any | static_cast<T>((value(i) & mask) == mask ? 1 : 0));
-    if (any == 0) return -1;
-    for (int64_t i = 0; i < count; ++i)
-      if ((value(i) & mask) == mask) return begin + i;
-    return -1;
+  // num_bytes of the tensor's values at `data`, the first of them element `first`.
+  static Status CheckFinite(DType dtype, const uint8_t* data, int64_t first, int64_t num_bytes, const std::string& name) {
+    const int64_t bad = FirstNonFinite(dtype, data, num_bytes);
+    if (bad < 0) return Status::Ok();
+    return BadModel(fmt::format("tensor {} holds a value that is not finite at element {}; the file is damaged, download it again",
+                                name, first + bad));
   }
 
   void Done(int64_t bytes) {
