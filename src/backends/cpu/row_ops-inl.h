@@ -395,33 +395,16 @@ inline uint32_t CodeE2M1(float v) {
 
 // Runs of 16 values. The vectorised forms give the bits of the plain ones (RowOps.DecodesEveryCode).
 #if defined(__AVX2__)
-inline __m256 DecodeE4M3x8(__m128i bytes, __m256 scale) {
-  const __m256i b = _mm256_cvtepu8_epi32(bytes);
-  const __m256i magnitude = _mm256_and_si256(b, _mm256_set1_epi32(0x7f));
-  // Subnormal codes m * 2^-9 come out of 2^-6 * (1 + m / 8) - 2^-6, which is exact.
-  const __m256i is_small = _mm256_cmpgt_epi32(_mm256_set1_epi32(8), magnitude);
-  const __m256i exponent = _mm256_add_epi32(_mm256_set1_epi32(120 << 23), _mm256_and_si256(is_small, _mm256_set1_epi32(1 << 23)));
-  const __m256 shifted = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_slli_epi32(magnitude, 20), exponent));
-  const __m256 value = _mm256_sub_ps(shifted, _mm256_and_ps(_mm256_castsi256_ps(is_small), _mm256_set1_ps(0x1p-6f)));
-  const __m256i sign = _mm256_slli_epi32(_mm256_andnot_si256(_mm256_set1_epi32(0x7f), b), 24);
-  return _mm256_mul_ps(_mm256_or_ps(value, _mm256_castsi256_ps(sign)), scale);
-}
 inline void DecodeE4M3Run(const uint8_t* data, float s, float* out) {
-  if (s <= 0x1p7f) {
-    // The seven bits as exponent and mantissa of a float32 too small by 2^120; subnormal codes are subnormals there, too.
-    const __m256 factor = _mm256_set1_ps(s * 0x1p120f);
-    const __m256i mask = _mm256_set1_epi32(static_cast<int>(0x87f00000u));
-    for (int i = 0; i < 16; i += 8) {
-      const __m256i wide = _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(data + i)));
-      const __m256i bits = _mm256_and_si256(_mm256_slli_epi32(wide, 20), mask);
-      _mm256_storeu_ps(out + i, _mm256_mul_ps(_mm256_castsi256_ps(bits), factor));
-    }
-    return;
-  }
-  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(data));
+  // The seven bits as exponent and mantissa of a float32 too small by 2^120; subnormal codes are subnormals there, too. Two
+  // products, because 2^120 times the scale may overflow; the first is exact.
+  const __m256i mask = _mm256_set1_epi32(static_cast<int>(0x87f00000u));
   const __m256 scale = _mm256_set1_ps(s);
-  _mm256_storeu_ps(out, DecodeE4M3x8(bytes, scale));
-  _mm256_storeu_ps(out + 8, DecodeE4M3x8(_mm_unpackhi_epi64(bytes, bytes), scale));
+  for (int i = 0; i < 16; i += 8) {
+    const __m256i wide = _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(data + i)));
+    const __m256i bits = _mm256_and_si256(_mm256_slli_epi32(wide, 20), mask);
+    _mm256_storeu_ps(out + i, _mm256_mul_ps(_mm256_mul_ps(_mm256_castsi256_ps(bits), _mm256_set1_ps(0x1p120f)), scale));
+  }
 }
 inline __m256 DecodeE2M1x8(__m128i codes, __m256 scale) {
   // Values come from a table of eight floats by the low three bits; bit 3 is the sign.

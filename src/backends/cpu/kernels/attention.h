@@ -85,10 +85,6 @@ class SparseAttention {
     int max_keys = 0;  // >= num_keys(row) of every row
   };
 
-  static bool IsRowPerItem(const ThreadPool& pool, int64_t num_rows) {
-    return num_rows >= int64_t{4} * pool.num_threads() || pool.num_threads() == 1;
-  }
-
   template <typename NumKeys, typename Collect, typename Query, typename Out, typename Finish>
   void Run(ThreadPool& pool, const Shape& shape, int64_t num_rows, NumKeys&& num_keys, Collect&& collect, Query&& query,
            Out&& out, Finish&& finish) {
@@ -98,7 +94,7 @@ class SparseAttention {
     const int64_t score_stride = ScoreStride(shape.max_keys);
     const int64_t score_floats = shape.heads * score_stride;
     const int threads = pool.num_threads();
-    const bool row_per_item = IsRowPerItem(pool, num_rows);
+    const bool row_per_item = num_rows >= int64_t{4} * threads || threads == 1;
     const int64_t batch = row_per_item ? threads : num_rows < 4 ? num_rows : 4;
     lists_.EnsureCapacity(batch * list_size * static_cast<int64_t>(sizeof(const float*)));
     keys_.EnsureCapacity(batch * key_floats * static_cast<int64_t>(sizeof(float)));

@@ -6,8 +6,6 @@
 // Both take the products of one output in the same order (matmul.h).
 #include <immintrin.h>
 
-#include <type_traits>
-
 #include "backends/cpu/kernels/matmul_kernels.h"
 
 namespace deepinfer::cpu {
@@ -584,20 +582,18 @@ void ManyIntegerInputs(const TileTask& task) {
   }
 }
 
-template <typename Format>
+// `Few` is the form of the format that FewInputs takes.
+template <typename Format, typename Few = Format>
 void Tile(const TileTask& task) {
-  if constexpr (std::is_same_v<Format, Fp8>) {
-    if (task.num_m <= 4) return Tile<Fp8Small>(task);
-  }
   switch (task.num_m) {
     case 1:
-      return FewInputs<Format, 1, 4>(task);
+      return FewInputs<Few, 1, 4>(task);
     case 2:
-      return FewInputs<Format, 2, 2>(task);
+      return FewInputs<Few, 2, 2>(task);
     case 3:
-      return FewInputs<Format, 3, 2>(task);
+      return FewInputs<Few, 3, 2>(task);
     case 4:
-      return FewInputs<Format, 4, 2>(task);
+      return FewInputs<Few, 4, 2>(task);
     default:
       return ManyInputs<Format>(task);
   }
@@ -681,6 +677,6 @@ void TileFp4IntegerAvx2(const TileTask& task) {
   }
 }
 
-const MatMulKernels kMatMulAvx2 = {Tile<Fp8>, Tile<Fp4>, Tile<Bf16>, Tile<F32>};
+const MatMulKernels kMatMulAvx2 = {Tile<Fp8, Fp8Small>, Tile<Fp4>, Tile<Bf16>, Tile<F32>};
 
 }  // namespace deepinfer::cpu
