@@ -2,15 +2,11 @@
 #include "engine/async_engine.h"
 
 #include <algorithm>
-#include <chrono>
-#include <deque>
-#include <exception>
 #include <utility>
 
 #include <fmt/format.h>
 
-#include "core/escape.h"
-#include "core/log.h"
+#include "engine/output_queue.h"
 #include "engine/text_stream.h"
 #include "engine/token_policy.h"
 #include "sampling/params.h"
@@ -31,7 +27,8 @@ class TextHandle::State {
  public:
   State(const text::Tokenizer& tokenizer, const TextRequest& request, const SamplingParams& params, SampleCallback callback,
         double load_s, const Clock& clock)
-      : callback_(std::move(callback)), clock_(clock), begin_s_(clock.NowSeconds()), num_open_(params.n) {
+      : callback_(std::move(callback)), clock_(clock), begin_s_(clock.NowSeconds()) {
+    outputs_.Open(params.n);
     samples_.reserve(static_cast<size_t>(params.n));
     for (int i = 0; i < params.n; ++i) {
       Sample& sample = samples_.emplace_back(tokenizer, params, request.hide_stop_token);
@@ -46,10 +43,7 @@ class TextHandle::State {
 
   StreamAction OnOutput(const CoreOutput& output);
 
-  bool Next(TextOutput& output);
-  void Wait();
-  bool WaitFor(double seconds);
-  bool is_done() const;
+  OutputQueue<TextOutput>& outputs() { return outputs_; }
   std::vector<Completion> Take(uint64_t seed);
 
  private:
@@ -71,10 +65,7 @@ class TextHandle::State {
   std::vector<Sample> samples_;  // the output thread's until a sample has ended
   bool has_failed_ = false;      // output thread: the callback threw
 
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<TextOutput> outputs_;  // GUARDED_BY(mutex_)
-  int num_open_ = 0;                // GUARDED_BY(mutex_)
+  OutputQueue<TextOutput> outputs_;
 };
 
 StreamAction TextHandle::State::Report(int idx, const TokenOutput* token, std::string text, FinishReason reason) {
@@ -84,11 +75,7 @@ StreamAction TextHandle::State::Report(int idx, const TokenOutput* token, std::s
     if (token != nullptr) output.token = *token;
     output.text = std::move(text);
     output.finish_reason = reason;
-    {
-      std::lock_guard lock(mutex_);
-      outputs_.push_back(std::move(output));
-    }
-    changed_.notify_all();
+    outputs_.Push(std::move(output));
     return StreamAction::kContinue;
   }
   if (has_failed_) return StreamAction::kAbort;
@@ -96,13 +83,7 @@ StreamAction TextHandle::State::Report(int idx, const TokenOutput* token, std::s
   update.token = token;
   update.text = text;
   update.finish_reason = reason;
-  try {
-    return callback_(idx, update);
-  } catch (const std::exception& e) {
-    DI_LOG(error, "a request ends because its output callback failed: {}", Escape(e.what()));
-  } catch (...) {
-    DI_LOG(error, "a request ends because its output callback failed");
-  }
+  if (const auto action = RunOutputCallback([&] { return callback_(idx, update); })) return *action;
   has_failed_ = true;
   return StreamAction::kAbort;
 }
@@ -110,11 +91,7 @@ StreamAction TextHandle::State::Report(int idx, const TokenOutput* token, std::s
 void TextHandle::State::End(Sample& sample) {
   FinishFigures(clock_.NowSeconds() - begin_s_, sample.completion);
   sample.is_ended = true;
-  {
-    std::lock_guard lock(mutex_);
-    --num_open_;
-  }
-  changed_.notify_all();
+  outputs_.CloseOne();
 }
 
 StreamAction TextHandle::State::OnOutput(const CoreOutput& output) {
@@ -151,32 +128,8 @@ StreamAction TextHandle::State::OnOutput(const CoreOutput& output) {
   return action;
 }
 
-bool TextHandle::State::Next(TextOutput& output) {
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return !outputs_.empty() || num_open_ == 0; });
-  if (outputs_.empty()) return false;
-  output = std::move(outputs_.front());
-  outputs_.pop_front();
-  return true;
-}
-
-void TextHandle::State::Wait() {
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return num_open_ == 0; });
-}
-
-bool TextHandle::State::WaitFor(double seconds) {
-  std::unique_lock lock(mutex_);
-  return changed_.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return num_open_ == 0; });
-}
-
-bool TextHandle::State::is_done() const {
-  std::lock_guard lock(mutex_);
-  return num_open_ == 0;
-}
-
 std::vector<Completion> TextHandle::State::Take(uint64_t seed) {
-  Wait();
+  outputs_.Wait();
   std::vector<Completion> completions;
   for (Sample& sample : samples_) {
     completions.push_back(std::move(sample.completion));
@@ -185,10 +138,10 @@ std::vector<Completion> TextHandle::State::Take(uint64_t seed) {
   return completions;
 }
 
-bool TextHandle::Next(TextOutput& output) { return state_->Next(output); }
-void TextHandle::Wait() { state_->Wait(); }
-bool TextHandle::WaitFor(double seconds) { return state_->WaitFor(seconds); }
-bool TextHandle::is_done() const { return state_->is_done(); }
+bool TextHandle::Next(TextOutput& output) { return state_->outputs().Next(output); }
+void TextHandle::Wait() { state_->outputs().Wait(); }
+bool TextHandle::WaitFor(double seconds) { return state_->outputs().WaitFor(seconds); }
+bool TextHandle::is_done() const { return state_->outputs().is_done(); }
 std::vector<Completion> TextHandle::TakeCompletions() { return state_->Take(core_->seed()); }
 
 // ---- engine ---------------------------------------------------------------------------------------------------------------

@@ -3,14 +3,12 @@
 
 #include <algorithm>
 #include <chrono>
-#include <exception>
 #include <random>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include "core/check.h"
-#include "core/log.h"
 #include "engine/generator.h"
 #include "sampling/params.h"
 
@@ -32,25 +30,6 @@ uint64_t RandomSeed() {
 
 // ---- requests -------------------------------------------------------------------------------------------------------------
 
-bool RequestHandle::Next(CoreOutput& output) {
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return !outputs_.empty() || num_open_ == 0; });
-  if (outputs_.empty()) return false;
-  output = std::move(outputs_.front());
-  outputs_.pop_front();
-  return true;
-}
-
-void RequestHandle::Wait() {
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return num_open_ == 0; });
-}
-
-bool RequestHandle::is_done() const {
-  std::lock_guard lock(mutex_);
-  return num_open_ == 0;
-}
-
 void RequestHandle::Cancel(FinishReason reason) {
   for (int i = 0; i < request_.params.n; ++i) CancelSample(i, reason);
 }
@@ -58,8 +37,7 @@ void RequestHandle::Cancel(FinishReason reason) {
 void RequestHandle::CancelSample(int sample, FinishReason reason) {
   if (sample < 0 || sample >= request_.params.n) return;
   // While a sample is open the core lives: it delivers all last outputs before it goes.
-  std::lock_guard lock(mutex_);
-  if (num_open_ > 0) core_->Abort(request_.first_id + static_cast<uint64_t>(sample), reason);
+  outputs_.IfOpen([&] { core_->Abort(request_.first_id + static_cast<uint64_t>(sample), reason); });
 }
 
 // ---- life -----------------------------------------------------------------------------------------------------------------
@@ -163,7 +141,8 @@ Result<std::shared_ptr<RequestHandle>> EngineCore::Submit(EngineRequest request,
   r.end_bans.insert(r.end_bans.end(), options_.scheduler.end_token_ids.begin(), options_.scheduler.end_token_ids.end());
   if (r.params.timeout_s) handle->deadline_ns_ = clock_.NowNs() + static_cast<int64_t>(std::min(*r.params.timeout_s, 1e9) * 1e9);
   const int n = r.params.n;
-  handle->num_open_ = handle->num_running_ = n;
+  handle->num_running_ = n;
+  handle->outputs_.Open(n);
   handle->stopped_.assign(static_cast<size_t>(n), FinishReason::kNone);
 
   Command command;
@@ -441,27 +420,15 @@ void EngineCore::Deliver(Delivery& delivery) {
     output.finish_reason = stopped;
   }
   if (handle.callback_) {
-    StreamAction action = StreamAction::kContinue;
-    try {
-      action = handle.callback_(output);
-    } catch (const std::exception& e) {
-      DI_LOG(error, "a request ends because its output callback failed: {}", e.what());
-      action = StreamAction::kAbort;
-    } catch (...) {
-      DI_LOG(error, "a request ends because its output callback failed");
-      action = StreamAction::kAbort;
-    }
+    const StreamAction action =
+        RunOutputCallback([&] { return handle.callback_(output); }).value_or(StreamAction::kAbort);
     if (action != StreamAction::kContinue && !is_last) {
       stopped = action == StreamAction::kStop ? FinishReason::kStop : FinishReason::kAbort;
       handle.CancelSample(output.sample, stopped);
     }
   }
-  {
-    std::lock_guard lock(handle.mutex_);
-    if (!handle.callback_) handle.outputs_.push_back(std::move(output));
-    if (is_last) --handle.num_open_;
-  }
-  handle.changed_.notify_all();
+  if (!handle.callback_) handle.outputs_.Push(std::move(output));
+  if (is_last) handle.outputs_.CloseOne();
 }
 
 }  // namespace deepinfer::engine

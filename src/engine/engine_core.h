@@ -26,6 +26,7 @@
 #include "deepinfer/output.h"
 #include "deepinfer/sampling_params.h"
 #include "engine/batch_sampler.h"
+#include "engine/output_queue.h"
 #include "engine/scheduler.h"
 #include "engine/step_executor.h"
 #include "engine/step_model.h"
@@ -80,10 +81,10 @@ class EngineCore;
 class RequestHandle {
  public:
   // Waits for the next output; false when all samples have ended and everything was taken.
-  bool Next(CoreOutput& output);
+  bool Next(CoreOutput& output) { return outputs_.Next(output); }
   // Waits until every sample has ended and its outputs were delivered.
-  void Wait();
-  bool is_done() const;
+  void Wait() { outputs_.Wait(); }
+  bool is_done() const { return outputs_.is_done(); }
   // Ends all samples that still run. Each gets one last output with `reason`.
   void Cancel(FinishReason reason = FinishReason::kAbort);
   void CancelSample(int sample, FinishReason reason = FinishReason::kAbort);
@@ -102,10 +103,7 @@ class RequestHandle {
   // Output thread: what the callback asked for, by sample; kNone = go on.
   std::vector<FinishReason> stopped_;
 
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<CoreOutput> outputs_;  // GUARDED_BY(mutex_)
-  int num_open_ = 0;                // GUARDED_BY(mutex_) samples that have not ended
+  OutputQueue<CoreOutput> outputs_;
 };
 
 class EngineCore {
