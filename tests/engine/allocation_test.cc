@@ -1,28 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // No allocation in a steady decode step of the scheduler and the executor: operator new is counted for the whole program.
-#include <atomic>
-#include <cstdlib>
-#include <new>
-
 #include <gtest/gtest.h>
 
+#include "count_allocations.h"
 #include "engine/batch_sampler.h"
 #include "engine/scheduler.h"
 #include "engine/step_executor.h"
 #include "sampling/params.h"
-
-namespace {
-std::atomic<int64_t> num_allocations{0};
-}  // namespace
-
-void* operator new(size_t bytes) {
-  num_allocations.fetch_add(1, std::memory_order_relaxed);
-  if (void* p = std::malloc(bytes == 0 ? 1 : bytes)) return p;
-  throw std::bad_alloc();
-}
-void operator delete(void* p) noexcept { std::free(p); }
-void operator delete(void* p, size_t) noexcept { std::free(p); }
 
 namespace deepinfer::engine {
 namespace {

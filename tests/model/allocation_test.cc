@@ -1,23 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // No allocation in steady decoding: operator new is counted for the whole program.
-#include <atomic>
-#include <cstdlib>
-#include <new>
-
+#include "count_allocations.h"
 #include "model/golden_support.h"
-
-namespace {
-std::atomic<int64_t> num_allocations{0};
-}  // namespace
-
-void* operator new(size_t bytes) {
-  num_allocations.fetch_add(1, std::memory_order_relaxed);
-  if (void* p = std::malloc(bytes == 0 ? 1 : bytes)) return p;
-  throw std::bad_alloc();
-}
-void operator delete(void* p) noexcept { std::free(p); }
-void operator delete(void* p, size_t) noexcept { std::free(p); }
 
 namespace deepinfer::model {
 namespace {
