@@ -13,6 +13,7 @@ namespace deepinfer::cli {
 // In the order of --help.
 std::span<const Command> Commands();
 
+Command BatchCommand();
 Command BenchStepsCommand();
 Command ChatCommand();
 Command CompletionCommand();

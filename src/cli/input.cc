@@ -26,7 +26,7 @@ Result<std::string> ReadStdin(int64_t max_bytes) {
   }
 }
 
-Status ForEachLine(std::string_view text, const std::function<Status(std::string_view line, int64_t number)>& fn) {
+Status ForEachLine(std::string_view text, const std::function<Status(std::string_view line, int64_t number)>& fn, std::string_view name) {
   int64_t number = 0;
   while (!text.empty()) {
     const size_t end = text.find('\n');
@@ -35,7 +35,7 @@ Status ForEachLine(std::string_view text, const std::function<Status(std::string
     ++number;
     if (line.ends_with('\r')) line.remove_suffix(1);
     if (line.find_first_not_of(" \t") == std::string_view::npos) continue;
-    if (Status status = fn(line, number); !status.ok()) return std::move(status).WithContext(fmt::format("stdin line {}", number));
+    if (Status status = fn(line, number); !status.ok()) return std::move(status).WithContext(fmt::format("{} line {}", name, number));
   }
   return Status::Ok();
 }

@@ -19,8 +19,9 @@ inline constexpr int64_t kMaxPromptBytes = int64_t{64} << 20;
 Result<std::string> ReadStdin(int64_t max_bytes = kMaxStdinBytes);
 
 // Calls fn(line, number) for every line of `text` that is not blank; lines end with \n or \r\n, numbers start at 1. Stops
-// at the first error, which gets the line number in front.
-Status ForEachLine(std::string_view text, const std::function<Status(std::string_view line, int64_t number)>& fn);
+// at the first error, which gets the place in front: "stdin line 7".
+Status ForEachLine(std::string_view text, const std::function<Status(std::string_view line, int64_t number)>& fn,
+                   std::string_view name = "stdin");
 
 // The directory of --model (core options model and revision). Errors are kBadModel.
 Result<std::string> ModelDir(const Invocation& invocation);

@@ -95,6 +95,10 @@ struct InspectConfig {
   bool verify = false;
 };
 
+struct BatchConfig {
+  int64_t concurrency = 0;  // 0 = twice the sequences that run together
+};
+
 struct BenchConfig {
   int64_t batch = 1;
   int64_t input_tokens = 512;
@@ -112,6 +116,7 @@ struct Config {
   DebugConfig debug;
   ProtocolConfig protocol;
   InspectConfig inspect;
+  BatchConfig batch;
   BenchConfig bench;
 };
 

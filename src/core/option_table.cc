@@ -12,9 +12,9 @@ constexpr double kMaxInt32 = 2147483647.0;
 constexpr double kMaxTokens = 2147483647.0;
 
 // Commands that load a model and run it.
-constexpr std::string_view kRunsModel = "generate,chat,eval,bench,debug logits,debug draft";
+constexpr std::string_view kRunsModel = "generate,chat,batch,eval,bench,debug logits,debug draft";
 // Commands that read a model directory.
-constexpr std::string_view kReadsModel = "generate,chat,eval,bench,debug,inspect";
+constexpr std::string_view kReadsModel = "generate,chat,batch,eval,bench,debug,inspect";
 constexpr std::string_view kSamples = "generate,chat";
 
 #define DI_FIELD(path) (+[](Config& c) -> auto& { return c.path; })
@@ -43,7 +43,7 @@ std::vector<OptionSpec> MakeTable() {
       {.name = "max-model-len", .group = "Model", .commands = kRunsModel, .field = DI_FIELD(model.max_model_len),
        .help = "limit of prompt plus output in tokens; lower it to save memory", .kind = kInt, .value_name = "TOKENS", .min = 0,
        .max = kMaxInt32, .default_text = "what the checkpoint allows"},
-      {.name = "threads", .group = "Model", .commands = "generate,chat,eval,bench,debug,inspect,doctor", .field = DI_FIELD(model.threads),
+      {.name = "threads", .group = "Model", .commands = "generate,chat,batch,eval,bench,debug,inspect,doctor", .field = DI_FIELD(model.threads),
        .help = "compute threads; lower it to leave cores to others", .kind = kInt, .min = 0, .max = 4096,
        .default_text = "all available cores"},
       {.name = "cpu-isa", .group = "Model", .commands = kRunsModel,
@@ -51,19 +51,19 @@ std::vector<OptionSpec> MakeTable() {
        .help = "instruction set of the CPU kernels; auto takes the best one, the others are for comparisons", .kind = kChoice,
        .choices = {"auto", "scalar", "avx2", "avx512"}},
 
-      {.name = "decoder-replay", .group = "Model", .commands = "generate,chat,bench", .field = DI_FIELD(model.decoder_replay),
+      {.name = "decoder-replay", .group = "Model", .commands = "generate,chat,batch,bench", .field = DI_FIELD(model.decoder_replay),
        .help = "run the layers behind the last key source on the end of a prompt only: off, mask (all rows, narrowed windows) or "
-               "compact (rows dropped, faster); auto = compact for `chat` and `bench` where the checkpoint allows it, off for `generate`",
+               "compact (rows dropped, faster); auto = compact for `chat`, `batch` and `bench` where the checkpoint allows it, off for `generate`",
        .kind = kChoice, .choices = {"auto", "off", "mask", "compact"}, .env_aliases = {"DEEPINFER_YOCO_PREFILL_TRUNCATION_MODE"}},
-      {.name = "decoder-replay-keep", .group = "Model", .commands = "generate,chat,bench",
+      {.name = "decoder-replay-keep", .group = "Model", .commands = "generate,chat,batch,bench",
        .field = DI_FIELD(model.decoder_replay_keep), .help = "prompt tokens that decoder replay keeps; at least the window + 6",
        .kind = kInt, .value_name = "TOKENS", .min = 0, .max = kMaxInt32, .default_text = "the window + 12: 140 for the released model",
        .env_aliases = {"DEEPINFER_YOCO_PREFILL_KEEP_TOKENS"}},
 
       // --- Sampling ---
-      {.name = "max-tokens", .group = "Sampling", .commands = "generate,chat,eval greedy", .field = DI_FIELD(sampling.max_tokens),
+      {.name = "max-tokens", .group = "Sampling", .commands = "generate,chat,batch,eval greedy", .field = DI_FIELD(sampling.max_tokens),
        .help = "limit of generated tokens", .kind = kInt, .min = 1, .max = kMaxTokens,
-       .default_text = "256 for generate, 40 for eval greedy, the rest of the context for chat"},
+       .default_text = "256 for generate, 40 for eval greedy, the rest of the context for chat; for batch what a request names, else its API's"},
       {.name = "temperature", .group = "Sampling", .commands = kSamples, .field = DI_FIELD(sampling.temperature),
        .help = "randomness; 0 always takes the most likely token", .kind = kFloat, .min = 0, .max = 100, .default_text = "1"},
       {.name = "top-p", .group = "Sampling", .commands = kSamples, .field = DI_FIELD(sampling.top_p),
@@ -75,8 +75,8 @@ std::vector<OptionSpec> MakeTable() {
       {.name = "min-p", .group = "Sampling", .commands = kSamples, .field = DI_FIELD(sampling.min_p),
        .help = "drop tokens less likely than this share of the most likely one; 0 keeps all", .kind = kFloat, .min = 0, .max = 1,
        .default_text = "0"},
-      {.name = "seed", .group = "Sampling", .commands = "generate,chat,bench", .field = DI_FIELD(sampling.seed),
-       .help = "random seed; set it to get the same answer again", .kind = kInt, .default_text = "random"},
+      {.name = "seed", .group = "Sampling", .commands = "generate,chat,batch,bench", .field = DI_FIELD(sampling.seed),
+       .help = "random seed; set it to get the same answer again (batch: request i without a seed gets this one plus i)", .kind = kInt, .default_text = "random"},
       {.name = "stop", .group = "Sampling", .commands = "generate", .field = DI_FIELD(sampling.stop),
        .help = "end the output before this text; may be repeated (at most 16)", .kind = kTextList, .value_name = "TEXT"},
       {.name = "ignore-eos", .group = "Sampling", .commands = "generate", .field = DI_FIELD(sampling.ignore_eos),
@@ -111,15 +111,15 @@ std::vector<OptionSpec> MakeTable() {
        .help = "leave special tokens out of the text", .kind = kBool},
       {.name = "api", .group = "Input", .commands = "debug render,debug parse-stream", .field = DI_FIELD(debug.api),
        .help = "protocol of the request", .kind = kChoice, .choices = {"chat", "responses", "messages"}},
-      {.name = "sampling-policy", .group = "Input", .commands = "debug render,debug parse-stream",
+      {.name = "sampling-policy", .group = "Input", .commands = "batch,debug render,debug parse-stream",
        .field = DI_FIELD(protocol.sampling_policy),
        .help = "official = temperature and top_p as the model's vendor sets them, client = as the request says", .kind = kChoice,
        .choices = {"official", "client"}},
-      {.name = "tool-choice-thinking", .group = "Input", .commands = "debug render,debug parse-stream",
+      {.name = "tool-choice-thinking", .group = "Input", .commands = "batch,debug render,debug parse-stream",
        .field = DI_FIELD(protocol.tool_choice_thinking),
        .help = "a forced tool choice while thinking: reject the request, or constrain what follows the thinking by a grammar",
        .kind = kChoice, .choices = {"reject", "grammar"}},
-      {.name = "missing-reasoning", .group = "Input", .commands = "debug render,debug parse-stream",
+      {.name = "missing-reasoning", .group = "Input", .commands = "batch,debug render,debug parse-stream",
        .field = DI_FIELD(protocol.missing_reasoning),
        .help = "with tools and thinking, a history without its reasoning text: fill in an empty one, or reject the request", .kind = kChoice,
        .choices = {"fill", "reject"}},
@@ -155,6 +155,10 @@ std::vector<OptionSpec> MakeTable() {
        .help = "store the tensor of every stage in --out too", .kind = kBool},
       {.name = "verify", .group = "Execution", .commands = "inspect", .field = DI_FIELD(inspect.verify),
        .help = "read every byte of the weights and report values that are not finite", .kind = kBool},
+
+      {.name = "concurrency", .group = "Execution", .commands = "batch", .field = DI_FIELD(batch.concurrency),
+       .help = "requests in the engine at once; lower it to bound what an interrupted run has to do again", .kind = kInt, .min = 0, .max = 65536,
+       .default_text = "twice the sequences that run together"},
 
       // --- Benchmarks ---
       {.name = "batch", .group = "Workload", .commands = "bench", .field = DI_FIELD(bench.batch),

@@ -1,21 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "protocols/chat_response.h"
 
-#include <fmt/format.h>
-
-#include "core/utf8.h"
+#include "protocols/token_text.h"
 
 namespace deepinfer::protocols {
 
 namespace {
-
-// A token that is no whole text is shown with every byte as \xNN.
-std::string ReadableToken(std::string_view bytes) {
-  if (IsValidUtf8(bytes)) return std::string(bytes);
-  std::string out;
-  for (const char c : bytes) fmt::format_to(std::back_inserter(out), "\\x{:02x}", static_cast<unsigned char>(c));
-  return out;
-}
 
 Json TokenJson(std::string_view bytes, double logprob) {
   Json out = Json::object();

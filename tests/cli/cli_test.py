@@ -375,6 +375,156 @@ class DamagedWeights(CliTest):
         self.refused(run("debug", "draft", "--ids", "0", "--next", "8", "--model", model), 1, "inspect --verify")
 
 
+class Batch(CliTest):
+    def setUp(self):
+        self.folder = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, self.folder)
+
+    def path(self, name):
+        return os.path.join(self.folder, name)
+
+    def write(self, name, *lines):
+        with open(self.path(name), "w", encoding="utf-8") as file:
+            file.writelines((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines)
+        return self.path(name)
+
+    def read(self, name):
+        with open(self.path(name), "rb") as file:
+            return file.read()
+
+    def completion(self, custom_id, **body):
+        body = {"model": "demo", "prompt": "The capital of", "max_tokens": 4, "temperature": 0, **body}
+        return {"custom_id": custom_id, "method": "POST", "url": "/v1/completions", "body": body}
+
+    def chat(self, custom_id, text=QUESTION, **body):
+        body = {"model": "deepseek-flash", "messages": [{"role": "user", "content": text}], "thinking": {"type": "disabled"},
+                "seed": 1, "max_tokens": 40, **body}
+        return {"custom_id": custom_id, "method": "POST", "url": "/v1/chat/completions", "body": body}
+
+    def long_input(self, count):
+        """Some greedy, some with a seed; enough work to be interrupted."""
+        return self.write("in", *(self.completion(f"r{i}", max_tokens=60 + i % 7, ignore_eos=True, temperature=i % 2, seed=i)
+                                  for i in range(count)))
+
+    def start_and_wait_for_lines(self, count, *args):
+        process = subprocess.Popen([PROGRAM, "batch", *args], stderr=subprocess.PIPE, env=environment())
+        self.addCleanup(process.stderr.close)
+        deadline = time.monotonic() + 60
+        while not os.path.exists(args[1]) or self.read(os.path.basename(args[1])).count(b"\n") < count:
+            self.assertIsNone(process.poll(), "ended before it was interrupted")
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.005)
+        return process
+
+    def test_answers_in_order(self):
+        answers = [self.chat("a"), self.completion("b", logprobs=2), self.chat("c", "What is the opposite of hot?", logprobs=True),
+                   self.completion("d", prompt=[440, 327, 312, 1722, 300], n=2, temperature=1, seed=3)]
+        result = run("batch", self.write("in", *answers), self.path("out"), "--json")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        report = json.loads(result.stdout)
+        self.assertEqual((report["requests"], report["done"], report["failed"]), (4, 4, 0))
+        lines = [json.loads(line) for line in self.read("out").splitlines()]
+        self.assertEqual([line["custom_id"] for line in lines], ["a", "b", "c", "d"])
+        for line in lines:
+            self.assertEqual(set(line), {"id", "custom_id", "response", "error"})
+            self.assertEqual((line["response"]["status_code"], line["error"]), (200, None))
+            self.assertEqual(set(line["response"]), {"status_code", "request_id", "body"})
+        bodies = [line["response"]["body"] for line in lines]
+        self.assertEqual(bodies[0]["choices"][0]["message"]["content"], "The capital of France is Paris.")
+        self.assertEqual(bodies[0]["choices"][0]["finish_reason"], "stop")
+        self.assertEqual(bodies[1]["object"], "text_completion")
+        logprobs = bodies[1]["choices"][0]["logprobs"]
+        self.assertEqual("".join(logprobs["tokens"]), bodies[1]["choices"][0]["text"])
+        self.assertEqual([len(top) for top in logprobs["top_logprobs"]], [2] * 4)
+        self.assertEqual(len(bodies[2]["choices"][0]["logprobs"]["content"]), bodies[2]["usage"]["completion_tokens"] - 1)
+        self.assertEqual([choice["index"] for choice in bodies[3]["choices"]], [0, 1])
+        # BOS comes in front of a text, never of ids.
+        self.assertEqual((bodies[1]["usage"]["prompt_tokens"], bodies[3]["usage"]["prompt_tokens"]), (4, 5))
+
+    def test_bad_lines_fail_alone(self):
+        lines = [self.chat("a"), "no json", {"custom_id": "b"}, self.completion("c", temperature=-1), self.completion("d", prompt=""),
+                 {**self.chat("e"), "url": "/v1/embeddings"}, {**self.chat("f"), "method": "GET"}, self.chat("g", n=2),
+                 self.chat("h", "Answer in JSON", response_format={"type": "json_object"}), self.completion("i", prompt=[1] * 20000),
+                 self.completion("j", prompt=[99999]), self.chat("k", model="other"), "", "[1]", self.completion("l", prompt=7),
+                 self.completion("m")]
+        result = run("batch", self.write("in", *lines), self.path("out"))
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("13 failed", result.stderr.decode())
+        answers = [json.loads(line) for line in self.read("out").splitlines()]
+        self.assertEqual([answer["custom_id"] for answer in answers],
+                         ["a", None, "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", None, "l", "m"])
+        status = [answer["response"] and answer["response"]["status_code"] for answer in answers]
+        self.assertEqual(status, [200, None, None, 400, 400, 404, None, 400, 501, 400, 400, 400, None, 400, 200])
+        for answer in answers:
+            if answer["response"] is None:
+                self.assertEqual(answer["error"]["code"], "invalid_request")
+            elif answer["response"]["status_code"] != 200:
+                self.assertTrue(answer["response"]["body"]["error"]["message"])
+
+    def test_killed_run_goes_on(self):
+        source = self.long_input(24)
+        self.assertEqual(run("batch", source, self.path("whole")).returncode, 0)
+        process = self.start_and_wait_for_lines(3, source, self.path("out"), "--concurrency", "2")
+        process.kill()
+        process.wait()
+        self.assertLess(self.read("out").count(b"\n"), 24)
+        with open(self.path("out"), "ab") as file:
+            file.write(self.read("whole").splitlines()[self.read("out").count(b"\n")][:70])  # a torn line
+        result = run("batch", source, self.path("out"))
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("going on after them", result.stderr.decode())
+        self.assertEqual(self.read("out"), self.read("whole"))
+        self.assertIn("already", run("batch", source, self.path("out")).stderr.decode())
+        self.assertEqual(self.read("out"), self.read("whole"))
+
+    def test_interrupt_says_how_to_go_on(self):
+        source = self.long_input(24)
+        process = self.start_and_wait_for_lines(2, source, self.path("out"), "--concurrency", "2")
+        process.send_signal(signal.SIGINT)
+        self.assertEqual(process.wait(60), 130)
+        self.assertIn(b"run the same command again to go on", process.stderr.read())
+        for line in self.read("out").splitlines():
+            self.assertEqual(json.loads(line)["response"]["status_code"], 200)
+        self.assertEqual(run("batch", source, self.path("out"), "--quiet").stderr, b"")
+        self.assertEqual(self.read("out").count(b"\n"), 24)
+
+    def test_foreign_output_is_never_touched(self):
+        source = self.write("in", self.completion("a"), self.completion("b"))
+        self.assertEqual(run("batch", source, self.path("good")).returncode, 0)
+        good = self.read("good").decode().splitlines()
+        for content, text in [("hello", "line 1 is no result"), ("hello\n", "line 1 is no result"), ("{}\n", "line 1 is no result"),
+                              (good[1] + "\n", "custom_id"), (good[0] + "\n" + good[1] + "\n" + good[1] + "\n", "more lines"),
+                              (good[0] + "\n" + good[1] + "\nx", "behind the last result"),
+                              (good[0].replace("batch_req_", "batch_req_0") + "\n", "has changed since"), (good[0] + "\nfoo", "line 2")]:
+            with self.subTest(content=content[:40]):
+                with open(self.path("out"), "w", encoding="utf-8") as file:
+                    file.write(content)
+                self.refused(run("batch", source, self.path("out")), 2, text)
+                self.assertEqual(self.read("out").decode(), content)
+        before = self.read("in")
+        self.refused(run("batch", source, source), 2, "both input and output")
+        self.assertEqual(self.read("in"), before)
+
+    def test_refused_inputs(self):
+        self.refused(run("batch", self.path("none"), self.path("out")), 3, "none")
+        self.refused(run("batch", self.write("empty"), self.path("out")), 3, "no requests")
+        twice = self.write("twice", self.completion("a"), self.completion("b"), self.completion("a"))
+        self.refused(run("batch", twice, self.path("out")), 3, "line 3", "that of line 1")
+        self.refused(run("batch", self.write("in", self.completion("a")), self.folder), 1, "directory")
+        self.refused(run("batch", self.path("in"), self.path("no/dir")), 1, "create its folder")
+        self.refused(run("batch", self.path("in"), "-", "--json"), 2, "--json")
+        self.assertFalse(os.path.exists(self.path("out")))
+
+    def test_pipes_and_defaults_of_requests(self):
+        requests = "\n".join(json.dumps(self.completion(name, temperature=1, max_tokens=None)) for name in "abc")
+        first = run("batch", "-", "-", "--seed", "5", "--max-tokens", "3", stdin=requests)
+        self.assertEqual(first.returncode, 0, first.stderr)
+        self.assertEqual([json.loads(line)["response"]["body"]["usage"]["completion_tokens"] for line in first.stdout.splitlines()], [3] * 3)
+        again = run("batch", "-", "-", "--seed", "5", "--max-tokens", "3", "--concurrency", "1", stdin=requests)
+        self.assertEqual(again.stdout, first.stdout)
+        self.assertNotEqual(run("batch", "-", "-", "--seed", "6", "--max-tokens", "3", stdin=requests).stdout, first.stdout)
+
+
 class Logs(CliTest):
     def test_json_lines(self):
         result = run("generate", "--max-tokens", "1", "--log-format", "json", stdin=b"a\xff", env=environment(DEEPINFER_MAX_TOKENZ='"\n'))

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/batch_request.h"
+
+#include <charconv>
+#include <span>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "core/escape.h"
+#include "protocols/chat_request.h"
+#include "protocols/chat_response.h"
+#include "protocols/completion_request.h"
+#include "protocols/completion_response.h"
+#include "protocols/output_stream.h"
+
+namespace deepinfer::cli {
+
+namespace {
+
+// Responses carry no time: a file comes out as the same bytes however often its run was interrupted.
+constexpr int64_t kCreated = 0;
+
+std::optional<engine::CacheMode> EngineMode(const std::optional<protocols::CacheMode>& mode) {
+  if (!mode) return std::nullopt;
+  switch (*mode) {
+    case protocols::CacheMode::kReplay: return engine::CacheMode::kReplay;
+    case protocols::CacheMode::kExact: return engine::CacheMode::kExact;
+    case protocols::CacheMode::kOff: return engine::CacheMode::kOff;
+  }
+  return std::nullopt;
+}
+
+// The random part of an id of the batch file.
+std::string_view Unique(std::string_view id) { return id.substr(id.rfind('_') + 1); }
+
+class ChatBatchRequest : public BatchRequest {
+ public:
+  static Result<std::unique_ptr<BatchRequest>> Create(const Json& body, size_t idx, const std::string& id, const BatchContext& context) {
+    DI_RETURN_IF_ERROR(context.chat_status);
+    DI_ASSIGN_OR_RETURN(protocols::ChatRequest parsed, protocols::ParseChatRequest(body, context.convert));
+    DI_ASSIGN_OR_RETURN(const protocols::ConvertedRequest converted, protocols::ConvertChatRequest(std::move(parsed), context.convert));
+    if (!converted.prompt.images.empty()) return Unimplemented("images are not in this version; send text only");
+    const protocols::InferenceOptions& inference = converted.inference;
+    // Offered tools are no constraint that an answer could break.
+    if (inference.constraint && inference.constraint->kind != protocols::ConstraintKind::kToolCall) {
+      return Unimplemented("structured outputs are not in this version; leave response_format and a forced tool_choice out");
+    }
+    engine::TextRequest request;
+    DI_ASSIGN_OR_RETURN(request.prompt_ids, context.tokenizer.EncodePrompt(converted.prompt.text, converted.prompt.special_ranges));
+    request.apply_token_policy = true;
+    request.hide_stop_token = true;
+    request.cache_mode = EngineMode(converted.cache_mode);
+    request.cache_salt = converted.cache_salt;
+    SamplingParams& params = request.params;
+    const int64_t num_prompt = static_cast<int64_t>(request.prompt_ids.size());
+    DI_ASSIGN_OR_RETURN(params.max_tokens,
+                        protocols::ResolveMaxTokens(inference, converted.conversation.thinking, converted.conversation.effort, num_prompt,
+                                                    context.max_model_len));
+    if (!inference.max_tokens && context.max_tokens) params.max_tokens = std::min(params.max_tokens, *context.max_tokens);
+    params.temperature = inference.temperature;
+    params.top_p = inference.top_p;
+    if (inference.seed) params.seq_seed = inference.seed;
+    else if (context.seed) params.seq_seed = *context.seed + idx;
+    const protocols::ClientSampling& client = inference.client;
+    if (client.top_k && *client.top_k > 0) params.top_k = *client.top_k;
+    if (client.min_p) params.min_p = *client.min_p;
+    if (client.repetition_penalty) params.repetition_penalty = *client.repetition_penalty;
+    if (client.frequency_penalty) params.frequency_penalty = *client.frequency_penalty;
+    if (client.presence_penalty) params.presence_penalty = *client.presence_penalty;
+    for (const auto& [token, bias] : client.logit_bias) params.logit_bias[token] = bias;
+    params.top_logprobs = inference.top_logprobs.value_or(0);
+    params.priority = converted.priority.value_or(0);
+    params.detokenize = false;  // the stream does it
+
+    std::unique_ptr<ChatBatchRequest> made(new ChatBatchRequest(converted, id, num_prompt, context));
+    made->request_ = std::move(request);
+    return std::unique_ptr<BatchRequest>(std::move(made));
+  }
+
+  StreamAction OnUpdate(const StreamUpdate& update) override {
+    if (update.token == nullptr || update.token->token_id < 0) return StreamAction::kContinue;
+    const TokenOutput& token = *update.token;
+    std::vector<protocols::SampledLogprob> logprobs;
+    if (wants_logprobs_) {
+      protocols::SampledLogprob& sampled = logprobs.emplace_back();
+      sampled.logprob = static_cast<double>(token.logprob);
+      for (size_t i = 0; i < token.top_token_ids.size(); ++i) {
+        sampled.top.emplace_back(token.top_token_ids[i], static_cast<double>(token.top_logprobs[i]));
+      }
+    }
+    std::vector<protocols::OutputEvent> events;
+    stream_.PushTokens(std::span(&token.token_id, 1), logprobs, events);
+    for (const protocols::OutputEvent& event : events) builder_.Add(event);
+    return stream_.is_stopped() ? StreamAction::kStop : StreamAction::kContinue;
+  }
+
+ private:
+  ChatBatchRequest(const protocols::ConvertedRequest& converted, const std::string& id, int64_t num_prompt, const BatchContext& context)
+      : stream_(converted.parsing, &context.tokenizer, IdSeed(id)),
+        builder_(protocols::MakeChatResponseInfo(converted, fmt::format("chatcmpl-{}", Unique(id)), kCreated)),
+        wants_logprobs_(converted.inference.logprobs),
+        num_prompt_(num_prompt) {}
+
+  static uint64_t IdSeed(std::string_view id) {
+    const std::string_view hex = Unique(id).substr(0, 16);
+    uint64_t seed = 0;
+    std::from_chars(hex.data(), hex.data() + hex.size(), seed, 16);
+    return seed;
+  }
+
+  Json MakeBody(const std::vector<Completion>& samples) override {
+    const Completion& sample = samples.front();
+    if (!stream_.is_stopped()) {
+      std::vector<protocols::OutputEvent> events;
+      stream_.Finish(events);
+      for (const protocols::OutputEvent& event : events) builder_.Add(event);
+    }
+    protocols::TokenUsage usage;
+    usage.prompt_tokens = num_prompt_;
+    usage.cached_tokens = sample.usage.cached_tokens;
+    usage.completion_tokens = stream_.num_tokens();
+    usage.reasoning_tokens = stream_.num_reasoning_tokens();
+    const auto finish = sample.finish_reason == FinishReason::kLength ? protocols::EngineFinish::kLength : protocols::EngineFinish::kStop;
+    return builder_.Finish(stream_.ReasonFor(finish), usage);
+  }
+
+  protocols::OutputStream stream_;        // the output thread's until the request has ended
+  protocols::ChatResponseBuilder builder_;  // the same
+  bool wants_logprobs_;
+  int64_t num_prompt_;
+};
+
+class CompletionBatchRequest : public BatchRequest {
+ public:
+  static Result<std::unique_ptr<BatchRequest>> Create(const Json& body, size_t idx, const std::string& id, const BatchContext& context) {
+    DI_ASSIGN_OR_RETURN(protocols::CompletionRequest parsed, protocols::ConvertCompletionRequest(body, context.convert));
+    std::unique_ptr<CompletionBatchRequest> made(new CompletionBatchRequest(context.tokenizer));
+    made->info_ = {.id = fmt::format("cmpl-{}", Unique(id)), .created = kCreated, .model = parsed.model, .logprobs = parsed.logprobs};
+    engine::TextRequest& request = made->request_;
+    request.prompt_ids = std::move(parsed.prompt_ids);
+    if (parsed.prompt) {
+      request.prompt_ids = context.tokenizer.EncodeFull(*parsed.prompt);
+      const int bos = context.tokenizer.FindAddedToken(context.convert.tokens.bos);
+      if (bos >= 0 && (request.prompt_ids.empty() || request.prompt_ids.front() != bos)) {
+        request.prompt_ids.insert(request.prompt_ids.begin(), bos);
+      }
+    }
+    request.params = std::move(parsed.params);
+    if (!parsed.has_max_tokens && context.max_tokens) request.params.max_tokens = *context.max_tokens;
+    if (!request.params.seq_seed && context.seed) request.params.seq_seed = *context.seed + idx;
+    request.hide_stop_token = true;
+    request.cache_mode = EngineMode(parsed.cache_mode);
+    request.cache_salt = std::move(parsed.cache_salt);
+    return std::unique_ptr<BatchRequest>(std::move(made));
+  }
+
+ private:
+  explicit CompletionBatchRequest(const text::Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
+  Json MakeBody(const std::vector<Completion>& samples) override { return protocols::CompletionResponse(info_, samples, tokenizer_); }
+
+  protocols::CompletionResponseInfo info_;
+  const text::Tokenizer& tokenizer_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<BatchRequest>> BatchRequest::Create(std::string_view url, const Json& body, size_t idx, const std::string& id,
+                                                           const BatchContext& context) {
+  if (url == "/v1/chat/completions") return ChatBatchRequest::Create(body, idx, id, context);
+  if (url == "/v1/completions") return CompletionBatchRequest::Create(body, idx, id, context);
+  return NotFound(fmt::format("url is \"{}\" but must be \"/v1/chat/completions\" or \"/v1/completions\"", Escape(url)));
+}
+
+Result<Json> BatchRequest::Body(std::vector<Completion> samples) {
+  for (const Completion& sample : samples) {
+    switch (sample.finish_reason) {
+      case FinishReason::kStop:
+      case FinishReason::kLength: break;
+      case FinishReason::kInvalidLogits:
+        return Internal("the model gave logits that are not finite; check the weights with deepinfer inspect --verify");
+      case FinishReason::kInsufficientResource:
+        return Unavailable("the request was taken off the device for lack of cache memory; lower --concurrency or --max-model-len");
+      default: return Internal(fmt::format("the request ended with \"{}\"", FinishReasonName(sample.finish_reason)));
+    }
+  }
+  return MakeBody(samples);
+}
+
+}  // namespace deepinfer::cli
