@@ -62,6 +62,8 @@ EngineCore::EngineCore(StepModel& model, EngineCoreOptions options)
       sampler_(model_, options_.scheduler.num_state_slots(), options_.sampling),
       executor_(model_, sampler_, options_.scheduler.num_state_slots(), clock_),
       scheduler_(options_.scheduler, clock_) {
+  if (options_.logging_interval_steps > 0 || options_.stats.registry != nullptr)
+    stats_ = std::make_unique<EngineStats>(options_.logging_interval_steps, options_.stats, options_.scheduler);
   for (size_t i = 0; i < kNumFlights; ++i) idle_flights_.push_back(std::make_unique<Flight>());
   compute_thread_ = std::thread([this] { ComputeLoop(); });
   output_thread_ = std::thread([this] { OutputLoop(); });
@@ -107,6 +109,15 @@ EngineCore::Snapshot EngineCore::Stats() {
   return snapshot;
 }
 
+EngineCore::Health EngineCore::GetHealth() {
+  const int64_t now_ns = clock_.NowNs();
+  std::lock_guard lock(inbox_mutex_);
+  Health health;
+  health.has_work = !is_idle_;
+  if (health.has_work) health.last_step_age_s = 1e-9 * static_cast<double>(now_ns - std::max(snapshot_.last_step_ns, busy_since_ns_));
+  return health;
+}
+
 // ---- submission -----------------------------------------------------------------------------------------------------------
 
 Result<std::shared_ptr<RequestHandle>> EngineCore::Submit(EngineRequest request, CoreCallback callback) {
@@ -144,6 +155,14 @@ Result<std::shared_ptr<RequestHandle>> EngineCore::Submit(EngineRequest request,
   handle->num_running_ = n;
   handle->outputs_.Open(n);
   handle->stopped_.assign(static_cast<size_t>(n), FinishReason::kNone);
+  const int64_t now_ns = clock_.NowNs();
+  if (stats_ != nullptr) {
+    RequestTimes& times = handle->times_;
+    times.submit_ns = now_ns;
+    times.num_prompt = length;
+    times.num_open = n;
+    times.samples.resize(static_cast<size_t>(n));
+  }
 
   Command command;
   command.add = handle;
@@ -156,6 +175,7 @@ Result<std::shared_ptr<RequestHandle>> EngineCore::Submit(EngineRequest request,
       return ResourceExhausted(
           fmt::format("{} requests are running or waiting, at most {} are admitted; try again later", num_live_, options_.max_requests));
     num_live_ += n;
+    if (is_idle_) busy_since_ns_ = now_ns;
     is_idle_ = false;
     r.first_id = next_id_;
     next_id_ += static_cast<uint64_t>(n);
@@ -263,6 +283,7 @@ void EngineCore::ScheduleLoop() {
     is_blocked = kind == StepKind::kNone && flights_.empty();
     while (flights_.size() > num_open) ProcessOldest();
     PublishSnapshot();
+    if (is_blocked) FlushSamples();
   }
   // What still waits or runs ends here; nothing is submitted any more.
   TakeCommands(false);
@@ -271,6 +292,7 @@ void EngineCore::ScheduleLoop() {
   std::sort(ids.begin(), ids.end());
   for (const uint64_t id : ids) scheduler_.Abort(id);
   Dispatch(nullptr);
+  FlushSamples();
   scheduler_.CheckInvariants();
   DI_CHECK(!scheduler_.has_work() && scheduler_.blocks().num_used() == 0 && scheduler_.slots().num_used() == 0)
       << scheduler_.blocks().num_used() << " blocks and " << scheduler_.slots().num_used() << " slots are lost";
@@ -289,6 +311,8 @@ void EngineCore::Launch(Flight& flight) {
     compute_queue_.push_back(&flight);
   }
   compute_changed_.notify_one();
+  // While the device works.
+  if (stats_ != nullptr) SampleRows(flight.plan, options_.stats.flops.get(), options_.stats.drops_prompt_rows, flight.sample);
 }
 
 void EngineCore::ProcessOldest() {
@@ -302,9 +326,39 @@ void EngineCore::ProcessOldest() {
   scheduler_.Process(flight->plan, flight->result);
   Dispatch(flight.get());
   flight->timing.process_end_ns = clock_.NowNs();
+  last_step_ns_ = flight->timing.process_end_ns;
   ++num_steps_;
   if (options_.on_step) options_.on_step(flight->timing);
+  if (stats_ != nullptr) {
+    flight->sample.timing = flight->timing;
+    AddSample(flight->sample);
+  }
   idle_flights_.push_back(std::move(flight));
+}
+
+void EngineCore::AddSample(StepSample& sample) {
+  SampleState(scheduler_, sample.timing.process_end_ns, sample);
+  samples_.push_back(sample);
+  last_sample_ = sample;
+}
+
+void EngineCore::FlushSamples() {
+  if (stats_ == nullptr) return;
+  // What changed without a step: arrivals and ends.
+  StepSample state;
+  SampleState(scheduler_, clock_.NowNs(), state);
+  if (state.num_running != last_sample_.num_running || state.num_waiting != last_sample_.num_waiting ||
+      state.num_used_blocks != last_sample_.num_used_blocks || state.stats.num_finished != last_sample_.stats.num_finished) {
+    samples_.push_back(state);
+    last_sample_ = state;
+  }
+  if (samples_.empty()) return;
+  {
+    std::lock_guard lock(output_mutex_);
+    sample_queue_.insert(sample_queue_.end(), samples_.begin(), samples_.end());
+  }
+  samples_.clear();
+  output_changed_.notify_one();
 }
 
 void EngineCore::Dispatch(Flight* flight) {
@@ -325,6 +379,8 @@ void EngineCore::Dispatch(Flight* flight) {
   int64_t num_ended = 0;
   {
     std::lock_guard lock(output_mutex_);
+    sample_queue_.insert(sample_queue_.end(), samples_.begin(), samples_.end());
+    samples_.clear();
     for (SequenceEvent& event : events_) {
       const auto it = requests_.find(event.id);
       DI_CHECK(it != requests_.end()) << "event of sequence " << event.id << ", which nobody asked for";
@@ -363,7 +419,7 @@ void EngineCore::PublishSnapshot() {
   snapshot_.num_used_slots = scheduler_.slots().num_used();
   snapshot_.num_cached_blocks = scheduler_.prefix_cache().num_blocks();
   snapshot_.num_steps = num_steps_;
-  snapshot_.last_step_ns = clock_.NowNs();
+  snapshot_.last_step_ns = last_step_ns_;
   is_idle_ = flights_.empty() && !scheduler_.has_work() && inbox_.empty();
   if (is_idle_) drained_.notify_all();
 }
@@ -395,19 +451,28 @@ void EngineCore::ComputeLoop() {
 
 void EngineCore::OutputLoop() {
   std::vector<Delivery> taken;
+  std::vector<StepSample> samples;
   for (;;) {
     {
       std::unique_lock lock(output_mutex_);
-      output_changed_.wait(lock, [&] { return !output_queue_.empty() || output_stops_; });
-      if (output_queue_.empty()) return;
+      output_changed_.wait(lock, [&] { return !output_queue_.empty() || !sample_queue_.empty() || output_stops_; });
+      if (output_queue_.empty() && sample_queue_.empty()) return;
       taken.swap(output_queue_);
+      samples.swap(sample_queue_);
     }
-    for (Delivery& delivery : taken) Deliver(delivery);
+    // Outputs first: their requests wait.
+    const int64_t begin_ns = stats_ != nullptr ? clock_.NowNs() : 0;
+    for (Delivery& delivery : taken) Deliver(delivery, begin_ns);
+    if (stats_ != nullptr) {
+      if (!taken.empty()) stats_->OnDelivered(clock_.NowNs() - begin_ns);
+      for (const StepSample& sample : samples) stats_->OnStep(sample);
+    }
     taken.clear();
+    samples.clear();
   }
 }
 
-void EngineCore::Deliver(Delivery& delivery) {
+void EngineCore::Deliver(Delivery& delivery, int64_t now_ns) {
   RequestHandle& handle = *delivery.request;
   CoreOutput& output = delivery.output;
   const bool is_last = output.finish_reason != FinishReason::kNone;
@@ -419,6 +484,8 @@ void EngineCore::Deliver(Delivery& delivery) {
     output.is_stop_token = false;
     output.finish_reason = stopped;
   }
+  if (stats_ != nullptr)
+    stats_->OnOutput(handle.times_, output.sample, output.token.token_id >= 0, output.cached_tokens, output.finish_reason, now_ns);
   if (handle.callback_) {
     const StreamAction action =
         RunOutputCallback([&] { return handle.callback_(output); }).value_or(StreamAction::kAbort);

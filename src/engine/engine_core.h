@@ -26,22 +26,15 @@
 #include "deepinfer/output.h"
 #include "deepinfer/sampling_params.h"
 #include "engine/batch_sampler.h"
+#include "engine/engine_stats.h"
 #include "engine/output_queue.h"
 #include "engine/scheduler.h"
 #include "engine/step_executor.h"
 #include "engine/step_model.h"
+#include "engine/step_sample.h"
+#include "engine/step_timing.h"
 
 namespace deepinfer::engine {
-
-// One step's times, for timelines and benches; nanoseconds of the core's clock.
-struct StepTiming {
-  uint64_t number = 0;
-  StepKind kind = StepKind::kNone;
-  int64_t num_rows = 0, num_tokens = 0;
-  int64_t schedule_begin_ns = 0, schedule_end_ns = 0;  // planned and queued
-  int64_t run_begin_ns = 0, run_end_ns = 0;            // on the compute thread
-  int64_t process_begin_ns = 0, process_end_ns = 0;    // results read, events handed on
-};
 
 struct EngineCoreOptions {
   SchedulerOptions scheduler;
@@ -53,7 +46,12 @@ struct EngineCoreOptions {
   const Clock* clock = &Clock::Steady();
   // Called by the scheduler thread after each step. Null: not measured.
   std::function<void(const StepTiming&)> on_step;
+  int64_t logging_interval_steps = 0;  // statistics lines: at step 0 and every so many steps; 0 = none
+  StatsOptions stats;
 };
+
+// A step that is older than this while there is work means that the engine hangs.
+inline constexpr int64_t kUnhealthyStepNs = 60'000'000'000;
 
 struct EngineRequest {
   std::vector<int32_t> prompt_ids;
@@ -102,6 +100,7 @@ class RequestHandle {
   int num_running_ = 0;      // samples that have not ended
   // Output thread: what the callback asked for, by sample; kNone = go on.
   std::vector<FinishReason> stopped_;
+  RequestTimes times_;  // output thread; kept with statistics only
 
   OutputQueue<CoreOutput> outputs_;
 };
@@ -128,10 +127,18 @@ class EngineCore {
     int64_t num_waiting = 0, num_running = 0, num_live = 0;
     int64_t num_used_blocks = 0, num_used_slots = 0, num_cached_blocks = 0;
     int64_t num_steps = 0;
-    int64_t last_step_ns = 0;  // when the newest step was processed
+    int64_t last_step_ns = 0;  // when the newest step was processed; 0 = there was none
   };
   // Of the scheduler's state between two steps.
   Snapshot Stats();
+
+  struct Health {
+    bool has_work = false;
+    double last_step_age_s = 0;  // since the newest step, or since the work that waits for one came; 0 without work
+    bool is_healthy() const { return last_step_age_s <= 1e-9 * kUnhealthyStepNs; }
+  };
+  // Never waits for a step.
+  Health GetHealth();
   const EngineCoreOptions& options() const { return options_; }
 
  private:
@@ -140,6 +147,7 @@ class EngineCore {
     StepPlan plan;
     StepResult result;
     StepTiming timing;
+    StepSample sample;     // filled with statistics only
     bool is_done = false;  // GUARDED_BY(compute_mutex_)
   };
   struct Command {
@@ -166,8 +174,11 @@ class EngineCore {
   void ProcessOldest();
   void Dispatch(Flight* flight);
   void Abort(uint64_t id, FinishReason reason);
-  void Deliver(Delivery& delivery);
+  void Deliver(Delivery& delivery, int64_t now_ns);
   void PublishSnapshot();
+  // Statistics: what the step tells, and handing samples to the output thread.
+  void AddSample(StepSample& sample);
+  void FlushSamples();
 
   StepModel& model_;
   EngineCoreOptions options_;
@@ -184,6 +195,9 @@ class EngineCore {
   std::map<std::pair<int64_t, uint64_t>, int> deadlines_;  // (when, first sequence id) -> number of samples
   std::vector<Command> taken_;
   int64_t num_steps_ = 0;
+  int64_t last_step_ns_ = 0;
+  std::vector<StepSample> samples_;  // not handed over yet
+  StepSample last_sample_;
 
   std::mutex inbox_mutex_;
   std::condition_variable inbox_changed_;
@@ -195,6 +209,7 @@ class EngineCore {
   bool is_idle_ = true;         // GUARDED_BY(inbox_mutex_) no sequence and no step in flight
   std::condition_variable drained_;
   Snapshot snapshot_;           // GUARDED_BY(inbox_mutex_)
+  int64_t busy_since_ns_ = 0;   // GUARDED_BY(inbox_mutex_) when is_idle_ ended
 
   std::mutex compute_mutex_;
   std::condition_variable compute_changed_, step_done_;
@@ -204,7 +219,10 @@ class EngineCore {
   std::mutex output_mutex_;
   std::condition_variable output_changed_;
   std::vector<Delivery> output_queue_;  // GUARDED_BY(output_mutex_)
+  std::vector<StepSample> sample_queue_;  // GUARDED_BY(output_mutex_)
   bool output_stops_ = false;           // GUARDED_BY(output_mutex_)
+
+  std::unique_ptr<EngineStats> stats_;  // output thread; null without lines and metrics
 
   std::thread compute_thread_, output_thread_, schedule_thread_;
 };

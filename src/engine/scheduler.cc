@@ -142,6 +142,13 @@ Sequence* Scheduler::FindHead(int64_t now_ns) {
   return nullptr;
 }
 
+int64_t Scheduler::num_partial() const {
+  // They stand in front.
+  int64_t count = 0;
+  for (auto it = waiting_.begin(); it != waiting_.end() && (*it)->owns_blocks(); ++it) ++count;
+  return count;
+}
+
 void Scheduler::SetSchedulable(uint64_t id, bool is_schedulable) {
   const auto it = sequences_.find(id);
   if (it != sequences_.end()) it->second->spec.is_schedulable = is_schedulable;

@@ -64,7 +64,9 @@ struct SchedulerStats {
   int64_t num_prefill_steps = 0, num_decode_steps = 0;
   int64_t num_prefill_tokens = 0;   // computed in prefill steps, replayed ones included
   int64_t num_replayed_tokens = 0;
-  int64_t num_cached_tokens = 0;    // prompt tokens found in the cache
+  int64_t num_bound_tokens = 0;     // of sequences when they get caches: computed, found in the cache, again after preemption
+  int64_t num_lookup_tokens = 0;    // those that were looked up in the cache
+  int64_t num_cached_tokens = 0;    // those that were found there
   int64_t num_output_tokens = 0;
   int64_t num_freed_partials = 0, num_demoted_forks = 0, num_block_copies = 0;
 };
@@ -103,6 +105,7 @@ class Scheduler {
   int64_t num_waiting() const { return static_cast<int64_t>(waiting_.size()); }
   int64_t num_prompted() const { return static_cast<int64_t>(prompted_.size()); }
   int64_t num_running() const { return static_cast<int64_t>(running_.size()); }
+  int64_t num_partial() const;  // waiting sequences whose prompt is computed in part
   const SchedulerOptions& options() const { return options_; }
   const SchedulerStats& stats() const { return stats_; }
   const BlockPool& blocks() const { return blocks_; }

@@ -90,6 +90,8 @@ void Scheduler::Bind(Sequence& seq, const PrefixHit& hit, StepPlan& plan) {
   // Checkpoints that the hit covers are passed.
   const auto& marks = seq.spec.chunk_checkpoints;
   while (seq.next_checkpoint < marks.size() && marks[seq.next_checkpoint] <= seq.num_cached) ++seq.next_checkpoint;
+  stats_.num_bound_tokens += seq.length();
+  if (seq.cache_mode != CacheMode::kOff && !NeedsAllRows(seq)) stats_.num_lookup_tokens += seq.length();
   stats_.num_cached_tokens += hit.num_tokens;
   stats_.num_replayed_tokens += hit.num_tokens - hit.start;
 }
