@@ -33,6 +33,9 @@ class BatchSampler : public RowSampler {
   struct Options {
     LogprobsMode logprobs_mode = LogprobsMode::kProcessed;
     bool compute_sum_smaller_probs = false;
+    int num_drafts = 0;
+    // Every request draws by exponential race, so that speculation changes no token; else those with an explicit seed only.
+    bool is_exact = false;
   };
   // `model` outlives the sampler.
   BatchSampler(StepModel& model, int64_t num_slots, Options options);
@@ -40,6 +43,9 @@ class BatchSampler : public RowSampler {
 
   void Begin(int32_t slot) override;
   void Sample(const StepPlan& plan, std::span<const LogitsOfRow> rows, StepResult& result) override;
+  void SampleDrafts(const StepPlan& plan, std::span<const DraftOfRow> rows, float* logits, int64_t stride,
+                    std::span<int32_t> tokens) override;
+  bool IsStopToken(const StepRow& row, int32_t token) const override;
 
  private:
   struct SlotCounts {
@@ -47,7 +53,13 @@ class BatchSampler : public RowSampler {
     sampling::TokenCounts counts;
   };
   sampling::TokenCounts& CountsOf(const StepPlan& plan, const StepRow& row, const SampledRequest& request);
+  // Of the token with that index in its sequence; masks, penalties and bans of that place.
+  sampling::RowContext ContextOf(const StepRow& row, const SampledRequest& request, int64_t position, sampling::TokenCounts* counts,
+                                 std::span<const int32_t> drafts_before) const;
+  bool IsExact(const SampledRequest& request) const { return options_.is_exact || request.params.seq_seed.has_value(); }
   void SampleRow(const StepPlan& plan, const LogitsOfRow& ready, sampling::Sampler& sampler, StepResult& result);
+  // Log probabilities of the distribution that a draft of the slot was drawn from, [V].
+  std::span<float> DraftLogprobs(int32_t slot, size_t draft);
   void PromptLogprobsOf(const LogitsOfRow& ready, const SampledRequest& request, sampling::Sampler& sampler,
                         StepResult::PromptLogprobs& out) const;
 
@@ -55,6 +67,9 @@ class BatchSampler : public RowSampler {
   Options options_;
   std::vector<std::unique_ptr<sampling::Sampler>> samplers_;  // by pool thread
   std::vector<SlotCounts> counts_;
+  std::vector<std::vector<float>> draft_logprobs_;  // by slot, [num_drafts, V]; empty until a request needs them
+  std::vector<double> row_errors_;                  // by ready row: confidence error of its drafts
+  const LogitsOfRow* ready_begin_ = nullptr;
   std::vector<int64_t> prompt_idx_;  // by ready row: index into StepResult::prompt_logprobs, -1 = none
 };
 

@@ -52,6 +52,13 @@ Result<std::unique_ptr<EngineCore>> EngineCore::Create(StepModel& model, EngineC
   if (options.max_requests < 1)
     return InvalidArgument(fmt::format("max_requests is {} but must be at least 1", options.max_requests), "max_requests");
   DI_RETURN_IF_ERROR(s.Validate());
+  if (s.num_drafts > model.max_drafts())
+    return InvalidArgument(fmt::format("num_drafts is {} but the model's draft head makes {} at most", s.num_drafts, model.max_drafts()), "num_drafts");
+  const size_t num_temperatures = options.confidence_temperatures.size();
+  if (num_temperatures > 1 && num_temperatures != static_cast<size_t>(s.num_drafts))
+    return InvalidArgument(fmt::format("{} confidence temperatures are given but there are {} drafts", num_temperatures, s.num_drafts),
+                           "confidence_temperatures");
+  options.sampling.num_drafts = s.num_drafts;
   return std::unique_ptr<EngineCore>(new EngineCore(model, std::move(options)));
 }
 
@@ -60,7 +67,8 @@ EngineCore::EngineCore(StepModel& model, EngineCoreOptions options)
       options_(std::move(options)),
       clock_(*options_.clock),
       sampler_(model_, options_.scheduler.num_state_slots(), options_.sampling),
-      executor_(model_, sampler_, options_.scheduler.num_state_slots(), clock_),
+      executor_(model_, sampler_, options_.scheduler.num_state_slots(), clock_,
+                {options_.scheduler.num_drafts, options_.confidence_temperatures}),
       scheduler_(options_.scheduler, clock_) {
   if (options_.logging_interval_steps > 0 || options_.stats.registry != nullptr)
     stats_ = std::make_unique<EngineStats>(options_.logging_interval_steps, options_.stats, options_.scheduler);
@@ -390,7 +398,7 @@ void EngineCore::Dispatch(Flight* flight) {
       CoreOutput& out = delivery.output;
       out.sample = static_cast<int>(event.id - handle.request_.first_id);
       if (event.token >= 0 && flight != nullptr) {
-        out.token = std::move(flight->result.outputs[static_cast<size_t>(event.row)]);
+        out.token = std::move(flight->result.OutputOf(event.row, event.token_in_row));
         DI_CHECK(out.token.token_id == event.token) << "token of row " << event.row;
         out.cached_tokens = event.cached_tokens;
         if (event.cached_tokens >= 0 && out.sample == 0) out.prompt_logprobs = std::move(handle.prompt_logprobs_);
@@ -427,22 +435,19 @@ void EngineCore::PublishSnapshot() {
 // ---- compute thread -------------------------------------------------------------------------------------------------------
 
 void EngineCore::ComputeLoop() {
+  std::unique_lock lock(compute_mutex_);
   for (;;) {
-    Flight* flight = nullptr;
-    {
-      std::unique_lock lock(compute_mutex_);
-      compute_changed_.wait(lock, [&] { return !compute_queue_.empty() || compute_stops_; });
-      if (compute_queue_.empty()) return;
-      flight = compute_queue_.front();
-      compute_queue_.pop_front();
-    }
+    compute_changed_.wait(lock, [&] { return !compute_queue_.empty() || compute_stops_; });
+    if (compute_queue_.empty()) return;
+    Flight* const flight = compute_queue_.front();
+    compute_queue_.pop_front();
+    lock.unlock();
     flight->timing.run_begin_ns = clock_.NowNs();
     executor_.Run(flight->plan, flight->result);
     flight->timing.run_end_ns = clock_.NowNs();
-    {
-      std::lock_guard lock(compute_mutex_);
-      flight->is_done = true;
-    }
+    lock.lock();
+    flight->is_done = true;
+    // With the lock held: the scheduler thread cannot take it away from the next step's start.
     step_done_.notify_one();
   }
 }

@@ -46,6 +46,18 @@ void ModelSlots::SetBlocks(int32_t slot, int64_t first, std::span<const int32_t>
   At(slot).SetBlocks(first, table_);
 }
 
+void ModelSlots::Truncate(int32_t slot, int64_t length) {
+  const Status status = At(slot).Truncate(length);
+  DI_CHECK(status.ok()) << status.message();
+}
+
+Status ModelSlots::Draft(std::span<const SlotDraft> drafts, int num_drafts, model::DraftChooser& chooser, std::span<int32_t> tokens,
+                         std::span<float> confidence_logits) {
+  draft_chunks_.clear();
+  for (const SlotDraft& draft : drafts) draft_chunks_.push_back({&At(draft.slot), draft.next_token});
+  return model_.DraftBatch(draft_chunks_, num_drafts, &chooser, tokens, confidence_logits);
+}
+
 Result<std::span<const float>> ModelSlots::Forward(std::span<const SlotChunk> chunks) {
   chunks_.clear();
   for (const SlotChunk& chunk : chunks) {

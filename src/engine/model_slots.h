@@ -33,7 +33,12 @@ class ModelSlots : public StepModel {
   void CopyState(int32_t from, int32_t to, int64_t length) override;
   void CopyBlock(int32_t from, int32_t to) override;
   void SetBlocks(int32_t slot, int64_t first, std::span<const int32_t> blocks) override;
+  int64_t length(int32_t slot) const override { return slots_.at(static_cast<size_t>(slot))->length(); }
+  void Truncate(int32_t slot, int64_t length) override;
   Result<std::span<const float>> Forward(std::span<const SlotChunk> chunks) override;
+  int max_drafts() const override { return model_.has_draft_head() ? model_.config().dspark_block_size : 0; }
+  Status Draft(std::span<const SlotDraft> drafts, int num_drafts, model::DraftChooser& chooser, std::span<int32_t> tokens,
+               std::span<float> confidence_logits) override;
 
  private:
   explicit ModelSlots(model::Model& model) : model_(model) {}
@@ -44,6 +49,7 @@ class ModelSlots : public StepModel {
   std::vector<std::unique_ptr<model::Sequence>> slots_;
   std::vector<device::Buffer> records_;
   std::vector<model::SequenceChunk> chunks_;
+  std::vector<model::DraftChunk> draft_chunks_;
   std::vector<int32_t> table_;
 };
 

@@ -193,6 +193,7 @@ bool Scheduler::EndPlan(StepPlan& plan) {
     return false;
   }
   pending_ops_.clear();
+  plan.num_drafts = options_.num_drafts;
   plan.number = ++num_plans_;
   ++num_steps_in_flight_;
   return true;
@@ -302,6 +303,7 @@ bool Scheduler::PlanPrefill(StepPlan& plan) {
     row.previous_row = -1;
     row.num_ids = static_cast<int32_t>(q);
     row.is_last_chunk = !is_chunk;
+    if (!is_chunk) seq.num_drafts = options_.num_drafts;
     plan.ids.insert(plan.ids.end(), seq.tokens.begin() + seq.num_cached, seq.tokens.begin() + seq.num_cached + q);
     if (!is_chunk && seq.output_len() > 0) {
       row.outputs_begin = static_cast<int64_t>(plan.ids.size());
@@ -405,7 +407,8 @@ bool Scheduler::PlanDecode(StepPlan& plan) {
     return a->id < b->id;
   });
   for (Sequence* seq : scheduled_) {
-    StepRow& row = AddRow(*seq, rows_per_step, plan);
+    StepRow& row = AddRow(*seq, seq->num_drafts + 1, plan);
+    seq->num_drafts = options_.num_drafts;
     if (row.previous_row < 0) {
       row.num_ids = 1;
       plan.ids.push_back(seq->tokens[static_cast<size_t>(row.start)]);

@@ -68,6 +68,7 @@ struct SchedulerStats {
   int64_t num_lookup_tokens = 0;    // those that were looked up in the cache
   int64_t num_cached_tokens = 0;    // those that were found there
   int64_t num_output_tokens = 0;
+  int64_t num_verified_drafts = 0, num_accepted_drafts = 0;
   int64_t num_freed_partials = 0, num_demoted_forks = 0, num_block_copies = 0;
 };
 

@@ -105,6 +105,7 @@ void Scheduler::ReleaseCaches(Sequence& seq) {
   seq.num_published = 0;
   seq.decode_record = -1;
   seq.total_inflight = seq.last_inflight = 0;
+  seq.num_drafts = 0;
   seq.next_checkpoint = 0;
   ++seq.generation;
 }

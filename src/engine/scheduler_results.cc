@@ -69,6 +69,8 @@ void Scheduler::ProcessRow(const StepPlan& plan, const StepResult& result, size_
   }
   const int64_t count = result.num_tokens[i];
   DI_CHECK(count >= 1 && count <= (is_prefill ? 1 : row.num_tokens)) << count << " tokens of row " << i << " of step " << plan.number;
+  stats_.num_verified_drafts += result.num_verified[i];
+  stats_.num_accepted_drafts += count - 1;
   for (int64_t j = 0; j < count; ++j) {
     const int32_t token = result.tokens[i * static_cast<size_t>(result.stride) + static_cast<size_t>(j)];
     seq.tokens.push_back(token);

@@ -65,6 +65,7 @@ struct Sequence {
   int64_t last_inflight = 0;
   uint32_t generation = 0;        // grows when the caches are given up: rows of older ones are void
   int32_t last_row = -1;          // row of the newest step planned
+  int num_drafts = 0;             // drafts that the device holds, or will hold after the steps in flight
 
   // Waiting order.
   int64_t waiting_since_ns = 0;

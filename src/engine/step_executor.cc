@@ -2,20 +2,39 @@
 #include "engine/step_executor.h"
 
 #include <algorithm>
+#include <cmath>
+#include <utility>
 
 #include "core/check.h"
 #include "core/log.h"
 
 namespace deepinfer::engine {
 
-StepExecutor::StepExecutor(StepModel& model, RowSampler& sampler, int64_t num_slots, const Clock& clock)
-    : model_(model), sampler_(sampler), clock_(clock), last_tokens_(static_cast<size_t>(num_slots), 0) {}
+void RowSampler::SampleDrafts(const StepPlan&, std::span<const DraftOfRow>, float* logits, int64_t stride, std::span<int32_t> tokens) {
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    const float* const row = logits + static_cast<int64_t>(i) * stride;
+    tokens[i] = static_cast<int32_t>(std::max_element(row, row + stride) - row);
+  }
+}
+
+StepExecutor::StepExecutor(StepModel& model, RowSampler& sampler, int64_t num_slots, const Clock& clock, DraftOptions drafts)
+    : model_(model),
+      sampler_(sampler),
+      clock_(clock),
+      draft_options_(std::move(drafts)),
+      last_tokens_(static_cast<size_t>(num_slots), 0),
+      drafts_(static_cast<size_t>(num_slots * draft_options_.num_drafts), -1),
+      confidences_(drafts_.size(), 0.0f) {
+  DI_CHECK(draft_options_.num_drafts <= model_.max_drafts()) << draft_options_.num_drafts << " drafts, the head makes " << model_.max_drafts();
+}
 
 void StepExecutor::Run(const StepPlan& plan, StepResult& result) {
   const int64_t begin_ns = clock_.NowNs();
-  result.Reset(plan.rows.size(), 1);
+  result.Reset(plan.rows.size(), 1 + draft_options_.num_drafts);
   RunOps(plan);
-  if (const Status status = RunRows(plan, result); !status.ok()) {
+  Status status = RunRows(plan, result);
+  if (status.ok() && plan.num_drafts > 0) status = RunDrafts(plan, result);
+  if (!status.ok()) {
     DI_LOG(error, "step {} of {} rows failed: {}", plan.number, plan.rows.size(), status.message());
     std::fill(result.num_tokens.begin(), result.num_tokens.end(), 0);
     std::fill(result.outcome.begin(), result.outcome.end(), RowOutcome::kInternalError);
@@ -32,11 +51,13 @@ void StepExecutor::RunOps(const StepPlan& plan) {
       case SlotOp::Kind::kBind:
         model_.Bind(op.to, part(plan.ids), op.valid_start, op.decoder_floor);
         sampler_.Begin(op.to);
+        std::ranges::fill(DraftsOf(op.to), -1);
         break;
       case SlotOp::Kind::kLoadState: model_.LoadState(op.from, op.to); break;
       case SlotOp::Kind::kCopyState:
         model_.CopyState(op.from, op.to, op.count);
         sampler_.Begin(op.to);
+        std::ranges::fill(DraftsOf(op.to), -1);
         break;
       case SlotOp::Kind::kCopyBlock: model_.CopyBlock(op.from, op.to); break;
       case SlotOp::Kind::kTable: model_.SetBlocks(op.to, op.first, part(plan.blocks)); break;
@@ -48,6 +69,7 @@ void StepExecutor::RunOps(const StepPlan& plan) {
 Status StepExecutor::RunRows(const StepPlan& plan, StepResult& result) {
   const size_t num_rows = plan.rows.size();
   done_.assign(num_rows, 0);
+  row_ids_.resize(num_rows * static_cast<size_t>(1 + draft_options_.num_drafts));
   size_t num_left = num_rows;
   while (num_left > 0) {
     chunks_.clear();
@@ -68,15 +90,18 @@ Status StepExecutor::RunRows(const StepPlan& plan, StepResult& result) {
       SlotChunk& chunk = chunks_.emplace_back();
       chunk.slot = row.state_slot;
       chunk.write_floor = row.write_floor;
-      if (row.num_ids > 0) {
+      if (plan.kind == StepKind::kPrefill) {
         chunk.ids = plan.IdsOf(row).subspan(static_cast<size_t>(done_[i]), static_cast<size_t>(end - done_[i]));
       } else {
-        chunk.ids = {&last_tokens_[static_cast<size_t>(row.state_slot)], 1};
+        const std::span<int32_t> ids =
+            std::span(row_ids_).subspan(i * static_cast<size_t>(1 + draft_options_.num_drafts), static_cast<size_t>(row.num_tokens));
+        ids[0] = row.num_ids > 0 ? plan.IdsOf(row)[0] : last_tokens_[static_cast<size_t>(row.state_slot)];
+        for (size_t j = 1; j < ids.size(); ++j) ids[j] = std::max(DraftsOf(row.state_slot)[j - 1], 0);
+        chunk.ids = ids;
       }
       const bool samples = end == row.num_tokens && (plan.kind == StepKind::kDecode || row.is_last_chunk);
-      chunk.logits = plan.kind == StepKind::kPrefill && row.needs_all_rows ? LogitRows::kAll
-                     : samples                                             ? LogitRows::kLast
-                                                                           : LogitRows::kNone;
+      const bool needs_all = plan.kind == StepKind::kDecode ? row.num_tokens > 1 : row.needs_all_rows;
+      chunk.logits = needs_all ? LogitRows::kAll : samples ? LogitRows::kLast : LogitRows::kNone;
       chunk_rows_.push_back(static_cast<int32_t>(i));
     }
     DI_ASSIGN_OR_RETURN(const std::span<const float> logits, model_.Forward(chunks_));
@@ -93,25 +118,87 @@ Status StepExecutor::RunRows(const StepPlan& plan, StepResult& result) {
       LogitsOfRow& ready = ready_.emplace_back();
       ready.row = static_cast<int32_t>(i);
       const size_t count = chunk.logits == LogitRows::kAll ? chunk.ids.size() : 1;
-      ready.first_position = row.start + done_[i] - static_cast<int64_t>(count);
+      ready.first_position = model_.length(row.state_slot) - static_cast<int64_t>(count);
+      if (plan.kind == StepKind::kDecode && count > 1) {
+        ready.drafts = DraftsOf(row.state_slot).first(count - 1);
+        ready.confidences = ConfidencesOf(row.state_slot).first(count - 1);
+        result.num_verified[i] = static_cast<int32_t>(count) - 1;
+      }
       ready.samples = done_[i] == row.num_tokens && (plan.kind == StepKind::kDecode || row.is_last_chunk);
       ready.logits = logits.subspan(offset, count * width);
       offset += count * width;
     }
     if (!ready_.empty()) sampler_.Sample(plan, ready_, result);
     for (const LogitsOfRow& ready : ready_) {
+      if (!ready.samples) continue;
       const size_t i = static_cast<size_t>(ready.row);
-      const int32_t count = result.num_tokens[i];
+      const int32_t count = result.num_tokens[i], slot = plan.rows[i].state_slot;
       // A failed row is fed some token: its request has ended, later rows of it are void.
-      if (ready.samples)
-        last_tokens_[static_cast<size_t>(plan.rows[i].state_slot)] =
-            count > 0 ? result.tokens[i * static_cast<size_t>(result.stride) + static_cast<size_t>(count - 1)] : 0;
+      last_tokens_[static_cast<size_t>(slot)] =
+          count > 0 ? result.tokens[i * static_cast<size_t>(result.stride) + static_cast<size_t>(count - 1)] : 0;
+      if (plan.kind != StepKind::kDecode) continue;
+      const int64_t kept = ready.first_position + std::max(count, 1);
+      if (kept < model_.length(slot)) model_.Truncate(slot, kept);
+      // Used up, whatever became of them.
+      std::ranges::fill(DraftsOf(slot), -1);
     }
     for (const StateSave& s : plan.saves) {
       const StepRow& row = plan.rows[static_cast<size_t>(s.row)];
       if (row.start + done_[static_cast<size_t>(s.row)] != s.position) continue;
       // A row that ran in an earlier pass was saved there.
       if (std::find(chunk_rows_.begin(), chunk_rows_.end(), s.row) != chunk_rows_.end()) model_.SaveState(row.state_slot, s.record);
+    }
+  }
+  return Status::Ok();
+}
+
+float StepExecutor::Confidence(float logit, int draft) const {
+  const std::vector<float>& all = draft_options_.temperatures;
+  const float temperature = all.empty() ? 1.0f : all[all.size() == 1 ? 0 : static_cast<size_t>(draft)];
+  return 1.0f / (1.0f + std::exp(-std::clamp(logit / std::max(temperature, 1e-5f), -60.0f, 60.0f)));
+}
+
+Status StepExecutor::RunDrafts(const StepPlan& plan, StepResult& result) {
+  draft_rows_.clear();
+  slot_drafts_.clear();
+  for (size_t i = 0; i < plan.rows.size(); ++i) {
+    const StepRow& row = plan.rows[i];
+    if (result.num_tokens[i] < 1 || (plan.kind == StepKind::kPrefill && !row.is_last_chunk)) continue;
+    draft_rows_.push_back({static_cast<int32_t>(i), model_.length(row.state_slot) + 1, {}});
+    slot_drafts_.push_back({row.state_slot, last_tokens_[static_cast<size_t>(row.state_slot)]});
+  }
+  if (draft_rows_.empty()) return Status::Ok();
+
+  // Hands every position's logits to the sampler and keeps what it draws in the slots.
+  class Chooser : public model::DraftChooser {
+   public:
+    Chooser(StepExecutor& executor, const StepPlan& plan) : executor_(executor), plan_(plan) {}
+    void Choose(int position, float* logits, int64_t stride, std::span<int32_t> tokens) override {
+      std::vector<DraftOfRow>& rows = executor_.draft_rows_;
+      for (size_t i = 0; i < rows.size(); ++i)
+        rows[i].drafts = executor_.DraftsOf(executor_.slot_drafts_[i].slot).first(static_cast<size_t>(position));
+      executor_.sampler_.SampleDrafts(plan_, rows, logits, stride, tokens);
+      for (size_t i = 0; i < rows.size(); ++i)
+        executor_.DraftsOf(executor_.slot_drafts_[i].slot)[static_cast<size_t>(position)] = tokens[i];
+    }
+
+   private:
+    StepExecutor& executor_;
+    const StepPlan& plan_;
+  } chooser(*this, plan);
+  const size_t n = static_cast<size_t>(plan.num_drafts);
+  draft_tokens_.resize(draft_rows_.size() * n);
+  draft_confidences_.resize(draft_rows_.size() * n);
+  DI_RETURN_IF_ERROR(model_.Draft(slot_drafts_, plan.num_drafts, chooser, draft_tokens_, draft_confidences_));
+  for (size_t d = 0; d < draft_rows_.size(); ++d) {
+    const size_t i = static_cast<size_t>(draft_rows_[d].row), stride = static_cast<size_t>(result.stride);
+    bool is_stopped = false;
+    for (int32_t t = 0; t < result.num_tokens[i]; ++t)
+      is_stopped |= sampler_.IsStopToken(plan.rows[i], result.tokens[i * stride + static_cast<size_t>(t)]);
+    const std::span<float> confidences = ConfidencesOf(plan.rows[i].state_slot);
+    for (size_t j = 0; j < n; ++j) {
+      confidences[j] = is_stopped ? 0.0f : Confidence(draft_confidences_[d * n + j], static_cast<int>(j));
+      result.confidences[i * (stride - 1) + j] = confidences[j];
     }
   }
   return Status::Ok();

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // StepExecutor: runs step plans on a StepModel, in order, on the compute thread. It keeps what lives on the device between
-// steps: the newest token of every slot, which the next step's rows take as input without asking the host.
+// steps: the newest token of every slot and the drafts behind it, which the next step's rows take as input without asking
+// the host. A decode row with drafts is verified in one forward pass: the slot keeps the tokens that were accepted and
+// forgets the rest; then all rows draft together.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +11,7 @@
 #include <vector>
 
 #include "core/clock.h"
+#include "core/status.h"
 #include "engine/step_model.h"
 #include "engine/step_plan.h"
 
@@ -18,8 +21,19 @@ namespace deepinfer::engine {
 struct LogitsOfRow {
   int32_t row = 0;
   int64_t first_position = 0;     // position of the token that the first logit row belongs to
-  std::span<const float> logits;  // [n, V]: one row, or all rows of the chunk for prompt log probabilities
+  // [n, V]: one row and one for each draft, or all rows of a prompt's chunk for its log probabilities.
+  std::span<const float> logits;
   bool samples = true;            // false: a chunk in the middle of a prompt, for its log probabilities only
+  // Decode: the drafts that the logit rows before the last one verify. -1: none there, rejected in any case.
+  std::span<const int32_t> drafts;
+  std::span<const float> confidences;  // expected acceptance of each draft
+};
+
+// A row that drafts.
+struct DraftOfRow {
+  int32_t row = 0;
+  int64_t first_position = 0;        // index that its first draft will have in its sequence
+  std::span<const int32_t> drafts;   // those made so far
 };
 
 // Turns logits into tokens; the second half of a step.
@@ -30,29 +44,60 @@ class RowSampler {
   virtual void Begin(int32_t slot) = 0;
   // Fills tokens, num_tokens and outcome of the rows. Rows may be split over several calls.
   virtual void Sample(const StepPlan& plan, std::span<const LogitsOfRow> rows, StepResult& result) = 0;
+  // Draws one draft for every row; logits as in model::DraftChooser. By default the most likely token.
+  virtual void SampleDrafts(const StepPlan& plan, std::span<const DraftOfRow> rows, float* logits, int64_t stride,
+                            std::span<int32_t> tokens);
+  // The token ends the row's sequence: what is drafted behind it is worth nothing.
+  virtual bool IsStopToken(const StepRow& row, int32_t token) const {
+    (void)row, (void)token;
+    return false;
+  }
 };
+
+struct DraftOptions {
+  int num_drafts = 0;               // of a step at most
+  std::vector<float> temperatures;  // of the confidences: none, one, or one for each draft
+};
+
 
 class StepExecutor {
  public:
   // All outlive the executor.
-  StepExecutor(StepModel& model, RowSampler& sampler, int64_t num_slots, const Clock& clock);
+  StepExecutor(StepModel& model, RowSampler& sampler, int64_t num_slots, const Clock& clock, DraftOptions drafts = {});
 
   void Run(const StepPlan& plan, StepResult& result);
 
  private:
   void RunOps(const StepPlan& plan);
   Status RunRows(const StepPlan& plan, StepResult& result);
+  Status RunDrafts(const StepPlan& plan, StepResult& result);
+  std::span<int32_t> DraftsOf(int32_t slot) {
+    return std::span(drafts_).subspan(static_cast<size_t>(slot * draft_options_.num_drafts), static_cast<size_t>(draft_options_.num_drafts));
+  }
+  std::span<float> ConfidencesOf(int32_t slot) {
+    return std::span(confidences_)
+        .subspan(static_cast<size_t>(slot * draft_options_.num_drafts), static_cast<size_t>(draft_options_.num_drafts));
+  }
+  float Confidence(float logit, int draft) const;
 
   StepModel& model_;
   RowSampler& sampler_;
   const Clock& clock_;
+  DraftOptions draft_options_;
   std::vector<int32_t> last_tokens_;  // by slot
+  std::vector<int32_t> drafts_;       // by slot, -1 = none
+  std::vector<float> confidences_;    // by slot
 
   // Scratch of a step.
   std::vector<SlotChunk> chunks_;
   std::vector<int32_t> chunk_rows_;
   std::vector<int32_t> done_;  // tokens of each row that have run
   std::vector<LogitsOfRow> ready_;
+  std::vector<int32_t> row_ids_;  // inputs of decode rows
+  std::vector<DraftOfRow> draft_rows_;
+  std::vector<SlotDraft> slot_drafts_;
+  std::vector<int32_t> draft_tokens_;
+  std::vector<float> draft_confidences_;
 };
 
 }  // namespace deepinfer::engine

@@ -11,6 +11,7 @@
 #include "core/status.h"
 #include "core/threads.h"
 #include "engine/step_runner.h"
+#include "model/model.h"
 
 namespace deepinfer::engine {
 
@@ -19,6 +20,11 @@ struct SlotChunk {
   std::span<const int32_t> ids;  // appended at the slot's current length
   LogitRows logits = LogitRows::kLast;
   int64_t write_floor = 0;       // compressed keys of smaller positions exist and are not written
+};
+
+struct SlotDraft {
+  int32_t slot = 0;
+  int32_t next_token = 0;  // behind the slot's last token
 };
 
 class StepModel {
@@ -39,9 +45,21 @@ class StepModel {
   virtual void CopyState(int32_t from, int32_t to, int64_t length) = 0;
   virtual void CopyBlock(int32_t from, int32_t to) = 0;
   virtual void SetBlocks(int32_t slot, int64_t first, std::span<const int32_t> blocks) = 0;
+  virtual int64_t length(int32_t slot) const = 0;
+  // Forgets the slot's tokens from `length` on: rejected drafts of the newest step.
+  virtual void Truncate(int32_t slot, int64_t length) = 0;
 
   // Logit rows of all chunks in order, [rows, vocab_size] float32, valid until the next call. On an error nothing ran.
   virtual Result<std::span<const float>> Forward(std::span<const SlotChunk> chunks) = 0;
+
+  // Drafts that a pass can make at most; 0 = no draft head.
+  virtual int max_drafts() const { return 0; }
+  // See model::Model::DraftBatch. tokens, confidence_logits [drafts.size(), num_drafts].
+  virtual Status Draft(std::span<const SlotDraft> drafts, int num_drafts, model::DraftChooser& chooser, std::span<int32_t> tokens,
+                       std::span<float> confidence_logits) {
+    (void)drafts, (void)num_drafts, (void)chooser, (void)tokens, (void)confidence_logits;
+    return Unimplemented("the model has no draft head");
+  }
 };
 
 }  // namespace deepinfer::engine

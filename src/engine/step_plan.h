@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <vector>
 
@@ -40,8 +41,10 @@ struct StepRow {
   uint64_t sequence_id = 0;
   uint32_t generation = 0;
   int32_t state_slot = 0;
-  int64_t start = 0;       // position of the first token
-  int32_t num_tokens = 0;
+  // Position of the first token; of a decode row with a step in flight an upper bound: the device knows how many drafts
+  // of that step were accepted.
+  int64_t start = 0;
+  int32_t num_tokens = 0;  // of a decode row: the newest token and the drafts to verify
   // Tokens that the host knows, in StepPlan::ids: all of a prefill row, the first of a decode row; 0 of a decode row: the
   // slot's newest sampled token is fed forward. Drafts are on the device.
   int64_t ids_begin = 0;
@@ -70,6 +73,7 @@ struct StepPlan {
   std::vector<int32_t> ids;
   std::vector<int32_t> blocks;
   int64_t num_tokens = 0;  // of all rows
+  int num_drafts = 0;      // drafts to make behind every row that samples; 0 = none
 
   bool is_empty() const { return rows.empty(); }
   std::span<const int32_t> IdsOf(const StepRow& row) const {
@@ -83,6 +87,7 @@ struct StepPlan {
     ids.clear();
     blocks.clear();
     num_tokens = 0;
+    num_drafts = 0;
   }
 };
 
@@ -93,13 +98,18 @@ enum class RowOutcome : uint8_t {
 };
 
 struct StepResult {
-  // Per row: the sampled tokens (accepted drafts, then one more), `stride` apart.
+  // Per row: the sampled tokens (accepted drafts, then one more) and what belongs to them, `stride` apart.
   int32_t stride = 1;
   std::vector<int32_t> tokens;
   std::vector<int32_t> num_tokens;  // 0 where the row failed or does not sample
   std::vector<RowOutcome> outcome;
-  // Log probabilities of the sampled tokens, if the sampler gives them: one per row.
-  std::vector<TokenOutput> outputs;
+  std::vector<TokenOutput> outputs;  // log probabilities, if the sampler gives them
+  // Per row: rows verified besides the first, and what the drafts made behind it are expected to be worth (stride - 1
+  // acceptance probabilities each; NaN where there is no draft).
+  std::vector<int32_t> num_verified;
+  std::vector<float> confidences;
+  // Statistics over the verified drafts: sum of |estimated acceptance - confidence|.
+  double confidence_error = 0;
   // Of prompt tokens: values[i] belongs to the token at first_position + 1 + i.
   struct PromptLogprobs {
     int32_t row = 0;
@@ -109,12 +119,19 @@ struct StepResult {
   std::vector<PromptLogprobs> prompt_logprobs;
   int64_t duration_ns = 0;          // of the step on the device
 
+  TokenOutput& OutputOf(int32_t row, int32_t token) {
+    return outputs[static_cast<size_t>(row) * static_cast<size_t>(stride) + static_cast<size_t>(token)];
+  }
+
   void Reset(size_t num_rows, int32_t max_tokens_per_row) {
     stride = max_tokens_per_row;
     tokens.assign(num_rows * static_cast<size_t>(stride), -1);
     num_tokens.assign(num_rows, 0);
     outcome.assign(num_rows, RowOutcome::kOk);
-    outputs.resize(num_rows);
+    outputs.resize(num_rows * static_cast<size_t>(stride));
+    num_verified.assign(num_rows, 0);
+    confidences.assign(num_rows * static_cast<size_t>(stride - 1), std::numeric_limits<float>::quiet_NaN());
+    confidence_error = 0;
     prompt_logprobs.clear();
     duration_ns = 0;
   }

@@ -67,70 +67,142 @@ void Model::Impl::StoreDraftTail(Tracer& tracer) {
   StoreDraftContext(tail, tail_taps, ws.tail_rope.as<float>(), tracer);
 }
 
-Status Model::Impl::EnsureDraftBuffers(int64_t rows) {
+Status Model::Impl::EnsureDraftBuffers(int64_t sequences, int64_t num_drafts) {
   const int64_t v = config.vocab_size, cat = config.hidden_size + config.dspark_markov_rank;
-  if (ws.draft_logits.bytes() >= rows * v * 4) return Status::Ok();
-  DI_ASSIGN_OR_RETURN(ws.draft_logits, device->Allocate(rows * v * 4));
-  DI_ASSIGN_OR_RETURN(ws.draft_bias, device->Allocate(v * 4));
-  DI_ASSIGN_OR_RETURN(ws.draft_cat, device->Allocate(rows * cat * device->activation_bytes()));
-  DI_ASSIGN_OR_RETURN(ws.draft_tokens, device->Allocate((rows + 1) * 4));
-  DI_ASSIGN_OR_RETURN(ws.draft_confidence, device->Allocate(rows * 4));
-  return Status::Ok();
+  const int64_t drafts = sequences * num_drafts, rows = sequences * config.dspark_block_size;
+  const auto make = [&](device::Buffer& buffer, int64_t bytes) -> Status {
+    if (buffer.bytes() >= bytes) return Status::Ok();
+    buffer = device::Buffer();
+    DI_ASSIGN_OR_RETURN(buffer, device->Allocate(bytes));
+    return Status::Ok();
+  };
+  DI_RETURN_IF_ERROR(make(ws.draft_logits, drafts * v * 4));
+  DI_RETURN_IF_ERROR(make(ws.draft_bias, sequences * v * 4));
+  DI_RETURN_IF_ERROR(make(ws.draft_cat, rows * cat * device->activation_bytes()));
+  DI_RETURN_IF_ERROR(make(ws.draft_tokens, (drafts + sequences) * 4));
+  return make(ws.draft_confidence, rows * 4);
 }
 
-Result<DraftResult> Model::Impl::RunDraft(Sequence& sequence, int32_t next_token, bool want_logits, TraceSink* sink) {
+Status Model::Impl::RunDraftBlock(std::span<const DraftChunk> chunks, int num_drafts, DraftChooser* chooser, TraceSink* sink,
+                                  std::vector<float>* base_logits) {
   const int64_t block = config.dspark_block_size, h = config.hidden_size, m = config.hc_mult, v = config.vocab_size;
-  const int64_t rank = config.dspark_markov_rank;
-  DI_RETURN_IF_ERROR(EnsureDraftBuffers(block));
-  draft_ids.assign(static_cast<size_t>(block), config.dspark_noise_token_id);
-  draft_ids[0] = next_token;
-  Piece piece;
-  piece.sequence = &sequence;
-  piece.ids = draft_ids;
-  DI_RETURN_IF_ERROR(BeginStep({&piece, 1}, true));
+  const int64_t rank = config.dspark_markov_rank, n = static_cast<int64_t>(chunks.size()), drafts = num_drafts;
+  DI_RETURN_IF_ERROR(EnsureDraftBuffers(n, drafts));
+  draft_ids.assign(static_cast<size_t>(n * block), config.dspark_noise_token_id);
+  draft_host_tokens.resize(static_cast<size_t>(n));
+  draft_pieces.clear();
+  for (int64_t s = 0; s < n; ++s) {
+    draft_host_tokens[static_cast<size_t>(s)] = draft_ids[static_cast<size_t>(s * block)] = chunks[static_cast<size_t>(s)].next_token;
+    Piece& piece = draft_pieces.emplace_back();
+    piece.sequence = chunks[static_cast<size_t>(s)].sequence;
+    piece.ids = std::span<const int32_t>(draft_ids).subspan(static_cast<size_t>(s * block), static_cast<size_t>(block));
+  }
+  DI_RETURN_IF_ERROR(BeginStep(draft_pieces, true));
   Tracer tracer(sink, *device);
+  const int64_t rows = n * block;
 
   const Act trunk = ActOf(ws.trunk, m * h);
-  device->Embed(arithmetic, *weights.embed, ws.ids.as<int32_t>(), nullptr, nullptr, block, config.hc_mult, h, trunk);
+  device->Embed(arithmetic, *weights.embed, ws.ids.as<int32_t>(), nullptr, nullptr, rows, config.hc_mult, h, trunk);
   const float* pre = ws.one_hot.as<float>();
   for (int i = 0; i < config.num_draft_stages; ++i)
     pre = RunLayer(weights.stages[static_cast<size_t>(i)], config.num_hidden_layers + i, true, pre, tracer);
 
   // [collapsed stream | Markov embedding of the token before] feeds the confidence head.
-  const Act cat = ActOf(ws.draft_cat, h + rank), x = ActOf(ws.x, h);
-  device->CollapseNorm(arithmetic, trunk, pre, block, config.hc_mult, h, weights.draft_norm.as<float>(), config.rms_norm_eps, cat, x);
-  device->Prepare(arithmetic, x, block, h, InputKind::kPlain, *plain);
-  float* draft_logits = ws.draft_logits.as<float>();
-  device->MatMulFloat(*weights.head, *plain, draft_logits, v);
-  tracer.Floats("draft.base_logits", draft_logits, {block, v});
-
-  DraftResult result;
-  if (want_logits) {
-    result.base_logits.resize(static_cast<size_t>(block * v));
-    device->Download(result.base_logits.data(), draft_logits, block * v * 4);
+  const Act cat = ActOf(ws.draft_cat, h + rank);
+  Act x = ActOf(ws.x, h);
+  device->CollapseNorm(arithmetic, trunk, pre, rows, config.hc_mult, h, weights.draft_norm.as<float>(), config.rms_norm_eps, cat, x);
+  if (drafts < block) {
+    // The block always has all its rows; only the first ones become drafts.
+    host_head_rows.clear();
+    for (int64_t i = 0; i < n * drafts; ++i) host_head_rows.push_back(static_cast<int32_t>(i / drafts * block + i % drafts));
+    device->Upload(ws.head_rows.data(), host_head_rows.data(), n * drafts * 4);
+    device->CopyRows(x, ws.head_rows.as<int32_t>(), n * drafts, h, x);
   }
+  device->Prepare(arithmetic, x, n * drafts, h, InputKind::kPlain, *plain);
+  float* logits_out = ws.draft_logits.as<float>();
+  device->MatMulFloat(*weights.head, *plain, logits_out, v);
+  tracer.Floats("draft.base_logits", logits_out, {n * drafts, v});
+  if (base_logits != nullptr) {
+    base_logits->resize(static_cast<size_t>(n * drafts * v));
+    device->Download(base_logits->data(), logits_out, n * drafts * v * 4);
+  }
+
   int32_t* tokens = ws.draft_tokens.as<int32_t>();
-  device->Upload(tokens, &next_token, 4);
-  for (int64_t j = 0; j < block; ++j) {
-    const Act embed = cat.Columns(h).Rows(j);
-    device->GatherRows(arithmetic, *weights.markov_embed, tokens + j, 1, 1, rank, embed);
-    device->Prepare(arithmetic, embed, 1, rank, InputKind::kPlain, *low);
-    device->MatMulFloat(*weights.markov_head, *low, ws.draft_bias.as<float>(), v);
-    device->AddFloats(ws.draft_bias.as<float>(), v, draft_logits + j * v);
-    device->ArgMax(draft_logits + j * v, 1, v, v, tokens + j + 1, 1);
+  float* bias = ws.draft_bias.as<float>();
+  device->Upload(tokens, draft_host_tokens.data(), n * 4);
+  const int64_t stride = drafts * v;
+  for (int64_t j = 0; j < drafts; ++j) {
+    // Row j of every block.
+    const Act embed = Act{cat.Rows(j).Columns(h).data, block * (h + rank), cat.value_bytes};
+    device->GatherRows(arithmetic, *weights.markov_embed, tokens + j * n, n, 1, rank, embed);
+    device->Prepare(arithmetic, embed, n, rank, InputKind::kPlain, *low);
+    device->MatMulFloat(*weights.markov_head, *low, bias, v);
+    for (int64_t s = 0; s < n; ++s) device->AddFloats(bias + s * v, v, logits_out + s * stride + j * v);
+    if (chooser == nullptr) {
+      device->ArgMax(logits_out + j * v, n, v, stride, tokens + (j + 1) * n, 1);
+      continue;
+    }
+    if (device->has_host_memory()) {
+      chooser->Choose(static_cast<int>(j), logits_out + j * v, stride, draft_host_tokens);
+    } else {
+      draft_host_logits.resize(static_cast<size_t>(n * v));
+      for (int64_t s = 0; s < n; ++s)
+        device->Download(draft_host_logits.data() + s * v, logits_out + s * stride + j * v, v * 4);
+      chooser->Choose(static_cast<int>(j), draft_host_logits.data(), v, draft_host_tokens);
+    }
+    device->Upload(tokens + (j + 1) * n, draft_host_tokens.data(), n * 4);
   }
-  device->Prepare(arithmetic, cat, block, h + rank, InputKind::kPlain, *plain);
+  device->Prepare(arithmetic, cat, rows, h + rank, InputKind::kPlain, *plain);
   device->MatMulFloat(*weights.confidence, *plain, ws.draft_confidence.as<float>(), 1);
+  return Status::Ok();
+}
 
+Result<DraftResult> Model::Impl::RunDraft(Sequence& sequence, int32_t next_token, bool want_logits, TraceSink* sink) {
+  const int64_t block = config.dspark_block_size, v = config.vocab_size;
+  const DraftChunk chunk{&sequence, next_token};
+  DraftResult result;
+  DI_RETURN_IF_ERROR(RunDraftBlock({&chunk, 1}, config.dspark_block_size, nullptr, sink, want_logits ? &result.base_logits : nullptr));
   result.tokens.resize(static_cast<size_t>(block + 1));
-  device->Download(result.tokens.data(), tokens, (block + 1) * 4);
+  device->Download(result.tokens.data(), ws.draft_tokens.data(), (block + 1) * 4);
   result.confidence_logits.resize(static_cast<size_t>(block));
   device->Download(result.confidence_logits.data(), ws.draft_confidence.data(), block * 4);
   if (want_logits) {
     result.logits.resize(static_cast<size_t>(block * v));
-    device->Download(result.logits.data(), draft_logits, block * v * 4);
+    device->Download(result.logits.data(), ws.draft_logits.data(), block * v * 4);
   }
   return result;
+}
+
+Status Model::DraftBatch(std::span<const DraftChunk> chunks, int num_drafts, DraftChooser* chooser, std::span<int32_t> tokens,
+                         std::span<float> confidence_logits) {
+  Impl& impl = *impl_;
+  const int block = impl.config.dspark_block_size;
+  const size_t count = chunks.size() * static_cast<size_t>(std::max(num_drafts, 0));
+  if (!impl.has_draft) return InvalidArgument("the model has no draft head loaded");
+  if (num_drafts < 1 || num_drafts > block)
+    return InvalidArgument(fmt::format("{} drafts asked for but the draft head makes 1 to {}", num_drafts, block), "num_drafts");
+  if (tokens.size() < count || confidence_logits.size() < count) return InvalidArgument("the outputs of a draft pass are too small");
+  if (chunks.empty()) return Status::Ok();
+  for (const DraftChunk& chunk : chunks) {
+    if (chunk.sequence == nullptr || chunk.sequence->length() == 0)
+      return InvalidArgument("drafting needs at least one processed token");
+    if (chunk.next_token < 0 || chunk.next_token >= impl.config.vocab_size)
+      return InvalidArgument(fmt::format("token id {} is outside the vocabulary of {}", chunk.next_token, impl.config.vocab_size));
+  }
+  DI_RETURN_IF_ERROR(impl.RunDraftBlock(chunks, num_drafts, chooser, nullptr, nullptr));
+  // On the device: tokens by position, confidences by block row.
+  const size_t n = chunks.size(), drafts = static_cast<size_t>(num_drafts), rows = static_cast<size_t>(block);
+  impl.draft_ids.resize(n * (drafts + 1));
+  impl.device->Download(impl.draft_ids.data(), impl.ws.draft_tokens.data(), static_cast<int64_t>(n * (drafts + 1) * 4));
+  impl.draft_host_logits.resize(std::max(impl.draft_host_logits.size(), n * rows));
+  impl.device->Download(impl.draft_host_logits.data(), impl.ws.draft_confidence.data(), static_cast<int64_t>(n * rows * 4));
+  for (size_t s = 0; s < n; ++s) {
+    for (size_t j = 0; j < drafts; ++j) {
+      tokens[s * drafts + j] = impl.draft_ids[(j + 1) * n + s];
+      confidence_logits[s * drafts + j] = impl.draft_host_logits[s * rows + j];
+    }
+  }
+  return Status::Ok();
 }
 
 Result<DraftResult> Model::Draft(Sequence& sequence, int32_t next_token, bool want_logits) {

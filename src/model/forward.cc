@@ -603,7 +603,7 @@ Result<std::span<const float>> Model::Forward(std::span<const SequenceChunk> chu
       if (id < 0 || id >= impl.config.vocab_size)
         return InvalidArgument(fmt::format("token id {} is outside the vocabulary of {}", id, impl.config.vocab_size), "ids");
     const int64_t length = chunk.sequence->length() + static_cast<int64_t>(chunk.ids.size());
-    if (length > impl.max_model_len)
+    if (length > (chunk.sequence->is_slot_ ? impl.max_slot_len() : impl.max_model_len))
       return ResourceExhausted(fmt::format("{} tokens do not fit into the context of {}; shorten the prompt{}", length, impl.max_model_len,
                                            impl.max_model_len < impl.config.max_position_embeddings ? " or raise --max-model-len" : ""));
     if (chunk.all_logits && !chunk.no_logits && impl.options.decoder_replay == DecoderReplay::kCompact) {

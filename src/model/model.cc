@@ -194,12 +194,14 @@ Status Model::Impl::EnsureLogits(int64_t rows) {
   return Status::Ok();
 }
 
+bool Model::has_draft_head() const { return impl_->has_draft; }
+
 int64_t Model::decoder_keep() const { return impl_->options.decoder_replay == DecoderReplay::kOff ? 0 : impl_->replay_keep; }
 
 Result<std::unique_ptr<Sequence>> Model::NewSequence() {
   Impl& impl = *impl_;
   std::unique_ptr<Sequence> sequence(new Sequence(*impl.pool, impl.layout, *impl.device, impl.max_model_len));
-  const int64_t max_blocks = (impl.max_model_len + kBlockTokens - 1) / kBlockTokens;
+  const int64_t max_blocks = (impl.max_slot_len() + kBlockTokens - 1) / kBlockTokens;
   DI_ASSIGN_OR_RETURN(sequence->block_table_, impl.device->Allocate(max_blocks * static_cast<int64_t>(sizeof(int32_t))));
   DI_ASSIGN_OR_RETURN(sequence->state_, impl.device->Allocate(impl.layout.state_bytes));
   return sequence;

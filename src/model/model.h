@@ -71,6 +71,21 @@ struct SequenceChunk {
   const float* image_embeds = nullptr;
 };
 
+// One sequence's share of a batched draft pass: drafts follow `next_token`, the token behind the sequence's last one.
+struct DraftChunk {
+  Sequence* sequence = nullptr;
+  int32_t next_token = 0;
+};
+
+// Draws the drafts of a batched pass, one position after the other.
+class DraftChooser {
+ public:
+  virtual ~DraftChooser() = default;
+  // `logits` [tokens.size(), vocab_size] as rows `stride` floats apart: draft `position` (0-based) of every chunk, the bias
+  // of the tokens before it included. May change the rows. tokens[i] := the draft of chunk i.
+  virtual void Choose(int position, float* logits, int64_t stride, std::span<int32_t> tokens) = 0;
+};
+
 struct DraftResult {
   std::vector<int32_t> tokens;             // the given token, then the drafts
   std::vector<float> confidence_logits;    // one per draft
@@ -87,6 +102,7 @@ class Model {
   const ModelConfig& config() const;
   Numerics numerics() const;
   int64_t max_model_len() const;
+  bool has_draft_head() const;
   // Prompt tokens that run through all layers; 0 = all of them (decoder replay is off).
   int64_t decoder_keep() const;
 
@@ -108,6 +124,11 @@ class Model {
   Result<DraftResult> Draft(Sequence& sequence, int32_t next_token, bool want_logits = false);
   Result<DraftResult> DraftFromTaps(std::span<const float> taps, int64_t num_positions, int32_t next_token, bool want_logits,
                                     TraceSink* trace = nullptr);
+
+  // Drafts `num_drafts` tokens (at most the configured block) for several sequences together, the same as for each alone.
+  // Null chooser: the most likely token. tokens, confidence_logits [chunks, num_drafts].
+  Status DraftBatch(std::span<const DraftChunk> chunks, int num_drafts, DraftChooser* chooser, std::span<int32_t> tokens,
+                    std::span<float> confidence_logits);
 
   // Measures the stages of the steps from here on; null ends it. The clock must outlive its use.
   void SetStageClock(StageClock* clock);

@@ -67,6 +67,8 @@ struct Model::Impl {
   device::Arithmetic arithmetic;
   int64_t max_model_len = 0;
   bool has_draft = false;
+  // Slots may run that far: rows of drafts that turn out wrong, of steps that were queued before (engine 5).
+  int64_t max_slot_len() const { return max_model_len + (has_draft ? 3 * config.dspark_block_size + 1 : 1); }
   int64_t max_step_rows = 0;
   int64_t replay_keep = 0;
   StageClock* stage_clock = nullptr;
@@ -85,7 +87,9 @@ struct Model::Impl {
 
   // Host staging of the step's metadata, reused.
   std::vector<int32_t> host_ids, host_positions, host_row_sequence, host_image_row, host_engram, host_group_positions,
-      host_head_rows, draft_ids;
+      host_head_rows, draft_ids, draft_host_tokens;
+  std::vector<float> draft_host_logits;
+  std::vector<Piece> draft_pieces;
   std::vector<Piece> step_pieces;
   std::vector<int64_t> host_engram_rows;
   std::vector<uint8_t> host_is_image;
@@ -126,7 +130,11 @@ struct Model::Impl {
   // The rows of the step that stay in the draft rings, then StoreDraftContext.
   void StoreDraftTail(Tracer& tracer);
 
-  Status EnsureDraftBuffers(int64_t rows);
+  Status EnsureDraftBuffers(int64_t sequences, int64_t num_drafts);
+  // The block pass of all chunks, then one draft after the other. Leaves tokens [num_drafts + 1, chunks] and logits
+  // [chunks, num_drafts, V] in the workspace. `base_logits`: the logits before the bias, if wanted.
+  Status RunDraftBlock(std::span<const DraftChunk> chunks, int num_drafts, DraftChooser* chooser, TraceSink* sink,
+                       std::vector<float>* base_logits);
   Result<DraftResult> RunDraft(Sequence& sequence, int32_t next_token, bool want_logits, TraceSink* sink);
 };
 

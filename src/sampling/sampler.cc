@@ -241,11 +241,19 @@ Result<SampledToken> Sampler::Sample(std::span<const float> logits,
 
   SampledToken token;
   const bool is_greedy = params.is_greedy();
-  const bool needs_row = !is_greedy || context.compute_sum_smaller_probs ||
-                         (params.top_logprobs > 0 && context.logprobs_mode == LogprobsMode::kProcessed);
+  const bool needs_row = !is_greedy || (!context.only_token && (context.compute_sum_smaller_probs ||
+                                        (params.top_logprobs > 0 && context.logprobs_mode == LogprobsMode::kProcessed)));
   if (needs_row) ProcessRow(params, sum, inv_t);
+  const bool by_rejection =
+      context.verifies && context.forced_id < 0 && !is_greedy && context.draw_mode == DrawMode::kInverseCdf;
   if (context.forced_id >= 0) {
     token.id = context.forced_id;
+  } else if (by_rejection) {
+    const VerifiedRow row =
+        VerifyByRejection(logprobs_, context.draft_id, context.draft_logprobs, context.seed, context.position, draw_);
+    token.id = row.id;
+    token.is_accepted = row.is_accepted;
+    token.estimated_acceptance = row.estimated_acceptance;
   } else if (is_greedy) {
     token.id = static_cast<int32_t>(ops.find_equal(row_.data(), vocab_size_, sum.max));
   } else {
@@ -256,6 +264,12 @@ Result<SampledToken> Sampler::Sample(std::span<const float> logits,
     if (token.id < 0) token.id = static_cast<int32_t>(ops.find_equal(row_.data(), vocab_size_, sum.max));
   }
 
+  if (context.verifies && !by_rejection) {
+    token.is_accepted = token.id == context.draft_id;
+    token.estimated_acceptance = token.is_accepted ? 1.0f : 0.0f;
+  }
+
+  if (context.only_token) return token;
   const size_t id = static_cast<size_t>(token.id);
   if (context.logprobs_mode == LogprobsMode::kRaw) {
     DI_ASSIGN_OR_RETURN(const RowSum raw, SumRow(logits, 1.0f));

@@ -36,14 +36,22 @@ struct RowContext {
   const TokenCounts* counts = nullptr;     // needed by penalties
   std::span<const int32_t> drafts_before;  // verification row j: drafts 1..j belong to the context
   int32_t forced_id = -1;                  // golden token of this position
+  // Verification rows: the draft that stands here (-1: rejected whatever is drawn) and, for kInverseCdf, the log
+  // probabilities [V] of the distribution that it was drawn from.
+  bool verifies = false;
+  int32_t draft_id = -1;
+  std::span<const float> draft_logprobs;
   LogprobsMode logprobs_mode = LogprobsMode::kProcessed;
   bool compute_sum_smaller_probs = false;
+  bool only_token = false;  // drafts: neither its log probability nor the top ones are wanted
 };
 
 struct SampledToken {
   int32_t id = -1;
   float logprob = 0;  // processed or raw as asked, floored at kLogprobFloor
   float sum_smaller_probs = -1;
+  bool is_accepted = false;        // verification rows: the draft stays, `id` is the draft
+  float estimated_acceptance = 0;  // of verification rows, for statistics
   std::vector<int32_t> top_ids;  // best first, ties by id
   std::vector<float> top_logprobs;
 };
@@ -63,6 +71,9 @@ class Sampler {
   Result<std::span<const float>> Process(std::span<const float> logits,
                                          const SamplingParams& params,
                                          const RowContext& context);
+
+  // The processed log probabilities of the newest Sample that was not greedy.
+  std::span<const float> logprobs() const { return logprobs_; }
 
   // Log-softmax value of one token of an untouched row, floored at kLogprobFloor.
   float RawLogprob(std::span<const float> logits, int32_t id);

@@ -26,6 +26,8 @@ class ConstantModel : public StepModel {
   void CopyState(int32_t, int32_t, int64_t) override {}
   void CopyBlock(int32_t, int32_t) override {}
   void SetBlocks(int32_t, int64_t, std::span<const int32_t>) override {}
+  int64_t length(int32_t) const override { return 64; }
+  void Truncate(int32_t, int64_t) override {}
   Result<std::span<const float>> Forward(std::span<const SlotChunk>) override { return std::span<const float>(logits_); }
 
  private:

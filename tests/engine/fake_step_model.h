@@ -26,6 +26,7 @@ inline uint64_t HashToken(uint64_t hash, int32_t token) {
 class FakeStepModel : public StepModel {
  public:
   static constexpr int64_t kWindow = 128, kRing = 134;
+  static constexpr int kMaxDrafts = 5;
 
   FakeStepModel(int vocab_size, int64_t max_model_len, int64_t num_blocks, int64_t num_slots, int32_t num_records,
                 int num_threads = 1)
@@ -87,6 +88,46 @@ class FakeStepModel : public StepModel {
     std::copy(blocks.begin(), blocks.end(), table.begin() + first);
   }
 
+  int64_t length(int32_t slot) const override { return slots_.at(static_cast<size_t>(slot)).length(); }
+  void Truncate(int32_t slot, int64_t length) override {
+    Slot& s = At(slot);
+    DI_CHECK(length < s.length() && s.length() - length <= kRing - kWindow) << "cut from " << s.length() << " to " << length;
+    s.hashes.resize(static_cast<size_t>(length));
+  }
+  int max_drafts() const override { return kMaxDrafts; }
+  // Every draft is right with three chances in four; which ones depends on the tokens only.
+  Status Draft(std::span<const SlotDraft> drafts, int num_drafts, model::DraftChooser& chooser, std::span<int32_t> tokens,
+               std::span<float> confidence_logits) override {
+    const size_t n = drafts.size(), width = static_cast<size_t>(vocab_size_);
+    std::vector<uint64_t> hashes;
+    for (const SlotDraft& draft : drafts) {
+      Slot& s = At(draft.slot);
+      const int64_t a = s.length() - 1;
+      for (int64_t q = std::max(a - kWindow + 1, s.consumer_floor); q <= a; ++q)
+        DI_CHECK((s.draft[static_cast<size_t>(q % kRing)] == Entry{q, s.hashes[static_cast<size_t>(q)]}))
+            << "draft window behind position " << a << " lacks " << q;
+      // The block's own keys, overwritten when the positions get their tokens.
+      for (int64_t q = a + 1; q <= a + kMaxDrafts; ++q) s.draft[static_cast<size_t>(q % kRing)] = Entry{q, 0};
+      hashes.push_back(HashToken(s.hashes.back(), draft.next_token));
+    }
+    std::vector<float> logits(n * width);
+    std::vector<int32_t> chosen(n);
+    for (int j = 0; j < num_drafts; ++j) {
+      for (size_t i = 0; i < n; ++i) {
+        const bool is_right = draft_accuracy >= 1 || (hashes[i] >> 7) % 4096 < static_cast<uint64_t>(draft_accuracy * 4096);
+        FillLogits(is_right ? hashes[i] : ~hashes[i], std::span(logits).subspan(i * width, width));
+        confidence_logits[i * static_cast<size_t>(num_drafts) + static_cast<size_t>(j)] = is_right ? 2.0f : -2.0f;
+      }
+      chooser.Choose(j, logits.data(), vocab_size_, chosen);
+      for (size_t i = 0; i < n; ++i) {
+        tokens[i * static_cast<size_t>(num_drafts) + static_cast<size_t>(j)] = chosen[i];
+        hashes[i] = HashToken(hashes[i], chosen[i]);
+      }
+    }
+    num_draft_rows += static_cast<int64_t>(n);
+    return Status::Ok();
+  }
+
   Result<std::span<const float>> Forward(std::span<const SlotChunk> chunks) override {
     logits_.clear();
     if (on_forward) {
@@ -108,7 +149,8 @@ class FakeStepModel : public StepModel {
   // Called on the compute thread before a forward pass; an error fails the step.
   std::function<Status(std::span<const SlotChunk>)> on_forward;
   int32_t poison_token = -1;  // the logits after it are not finite
-  int64_t num_saves = 0, num_loads = 0, num_block_copies = 0;
+  double draft_accuracy = 0.75;
+  int64_t num_saves = 0, num_loads = 0, num_block_copies = 0, num_draft_rows = 0;
 
  private:
   struct Entry {
@@ -120,7 +162,7 @@ class FakeStepModel : public StepModel {
   struct Slot {
     std::vector<uint64_t> hashes;  // of every prefix
     std::vector<int32_t> table;
-    Ring producer{}, consumer{};
+    Ring producer{}, consumer{}, draft{};
     std::array<Entry, 7> pairs{};
     int64_t valid_start = 0, consumer_floor = 0;
     bool is_bound = false;
@@ -143,7 +185,8 @@ class FakeStepModel : public StepModel {
   void Step(Slot& s, int32_t id, int64_t write_floor, bool check_all) {
     DI_CHECK(s.is_bound) << "slot without sequence";
     const int64_t p = s.length();
-    DI_CHECK(p < max_model_len_) << "position " << p << " is behind the context";
+    // Wasted rows of drafts may lie a little behind the context (engine 5).
+    DI_CHECK(p < max_model_len_ + 3 * kMaxDrafts + 1) << "position " << p << " is behind the context";
     s.Append(id);
     const Entry own{p, s.hashes.back()};
     // Window keys of the producer half, and of the consumer half where it runs.
@@ -156,6 +199,7 @@ class FakeStepModel : public StepModel {
         DI_CHECK((s.consumer[static_cast<size_t>(q % kRing)] == Entry{q, s.hashes[static_cast<size_t>(q)]}))
             << "consumer window of position " << p << " lacks " << q;
       s.consumer[static_cast<size_t>(p % kRing)] = own;
+      s.draft[static_cast<size_t>(p % kRing)] = own;
     }
     // Compressed keys: all of them, of the ratio 2 groups also the first half of the pair.
     if (p % 2 == 1 && p >= write_floor) {
@@ -190,9 +234,13 @@ class ArgMaxSampler : public RowSampler {
   void Sample(const StepPlan&, std::span<const LogitsOfRow> rows, StepResult& result) override {
     for (const LogitsOfRow& row : rows) {
       if (!row.samples) continue;
-      const size_t i = static_cast<size_t>(row.row);
-      result.num_tokens[i] = 1;
-      result.tokens[i] = ArgMax(row.logits);
+      const size_t i = static_cast<size_t>(row.row), num_rows = row.drafts.size() + 1, width = row.logits.size() / num_rows;
+      for (size_t j = 0; j < num_rows; ++j) {
+        const int32_t token = ArgMax(row.logits.subspan(j * width, width));
+        result.tokens[i * static_cast<size_t>(result.stride) + j] = token;
+        result.num_tokens[i] = static_cast<int32_t>(j) + 1;
+        if (j < row.drafts.size() && row.drafts[j] != token) break;
+      }
     }
   }
   static int32_t ArgMax(std::span<const float> row) {

@@ -20,9 +20,10 @@ namespace {
 
 constexpr int64_t kNanoKeep = 40, kTinyKeep = 140;
 
-std::unique_ptr<model::Model> LoadModel(const std::string& dir, std::vector<int32_t> compressed_vocab, int64_t keep, int num_threads) {
+std::unique_ptr<model::Model> LoadModel(const std::string& dir, std::vector<int32_t> compressed_vocab, int64_t keep, int num_threads,
+                                        bool with_draft = false) {
   model::LoadOptions options;
-  options.with_draft = false;
+  options.with_draft = with_draft;
   options.cache_tokens = 1 << 16;
   options.decoder_replay = model::DecoderReplay::kCompact;
   options.replay_keep_tokens = keep;
@@ -32,8 +33,9 @@ std::unique_ptr<model::Model> LoadModel(const std::string& dir, std::vector<int3
   EXPECT_TRUE(loaded.ok()) << loaded.status().ToString();
   return std::move(loaded).value();
 }
-std::unique_ptr<model::Model> LoadNano(int num_threads = 1) {
-  return LoadModel(model::GoldenPath("nano"), model::Golden("engram.safetensors").Ints("token_map"), kNanoKeep, num_threads);
+std::unique_ptr<model::Model> LoadNano(int num_threads = 1, bool with_draft = false) {
+  return LoadModel(model::GoldenPath("nano"), model::Golden("engram.safetensors").Ints("token_map"), kNanoKeep, num_threads,
+                   with_draft);
 }
 model::Model& Tiny() {
   static const std::string dir = std::string(DEEPINFER_SOURCE_DIR) + "/models/demo";
@@ -237,6 +239,31 @@ TEST_F(NanoEngineTest, SynchronousAndTwoThreads) {
   o.is_async = false;
   Engine engine(*two, o);
   ExpectAllTheSame(*engine.core, Order(4));
+}
+
+// Requests with a seed are verified exactly: drafts, their number and what else runs change no bit.
+TEST_F(NanoEngineTest, SpeculationChangesNothing) {
+  static const auto with_draft = LoadNano(1, true);
+  for (const int num_drafts : {5, 1}) {
+    for (const bool is_async : {true, false}) {
+      SCOPED_TRACE(num_drafts);
+      EngineCoreOptions o = Options(kNanoKeep);
+      o.scheduler.num_drafts = num_drafts;
+      o.is_async = is_async;
+      Engine engine(*with_draft, o);
+      ExpectAllTheSame(*engine.core, Order(static_cast<uint64_t>(num_drafts)));
+      EXPECT_GT(engine.core->Stats().stats.num_verified_drafts, 100);
+      std::printf("%d drafts: %ld of %ld accepted\n", num_drafts, static_cast<long>(engine.core->Stats().stats.num_accepted_drafts),
+                  static_cast<long>(engine.core->Stats().stats.num_verified_drafts));
+    }
+  }
+  EngineCoreOptions o = Options(kNanoKeep);
+  o.scheduler.num_drafts = 5;
+  o.scheduler.cache_mode = CacheMode::kExact;
+  o.scheduler.num_blocks = 12;
+  Engine engine(*with_draft, o);
+  for (uint64_t seed = 1; seed < 3; ++seed) ExpectAllTheSame(*engine.core, Order(seed));
+  EXPECT_GT(engine.core->Stats().stats.num_cached_tokens, 0);
 }
 
 TEST_F(NanoEngineTest, SiblingsEqualIndependentRuns) {

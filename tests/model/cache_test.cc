@@ -193,6 +193,70 @@ TEST_P(CacheTest, DraftsDoNotDependOnChunking) {
   }
 }
 
+// Takes the second best token of every row.
+class SecondBest : public DraftChooser {
+ public:
+  explicit SecondBest(int vocab_size) : vocab_size_(vocab_size) {}
+  void Choose(int position, float* logits, int64_t stride, std::span<int32_t> tokens) override {
+    EXPECT_EQ(position, next_position_++);
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      float* row = logits + static_cast<int64_t>(i) * stride;
+      *std::max_element(row, row + vocab_size_) = -1e30f;
+      tokens[i] = static_cast<int32_t>(std::max_element(row, row + vocab_size_) - row);
+    }
+  }
+
+ private:
+  int vocab_size_;
+  int next_position_ = 0;
+};
+
+TEST_P(CacheTest, DraftsOfSeveralSequencesAreThoseOfEachAlone) {
+  Model& model = Nano(GetParam());
+  const int vocab_size = model.config().vocab_size, block = model.config().dspark_block_size;
+  const auto ids = Prompt("len0333");
+  std::vector<std::unique_ptr<Sequence>> sequences;
+  std::vector<DraftChunk> chunks;
+  for (const size_t length : {size_t{1}, size_t{97}, size_t{30}, size_t{200}}) {
+    sequences.push_back(NewSequence(model));
+    SequenceChunk chunk{.sequence = sequences.back().get(), .ids = std::span(ids).first(length)};
+    ASSERT_TRUE(model.Forward({&chunk, 1}).ok());
+    chunks.push_back({sequences.back().get(), ids[length]});
+  }
+  for (const int num_drafts : {block, 3, 1}) {
+    SCOPED_TRACE(num_drafts);
+    const size_t n = static_cast<size_t>(num_drafts);
+    for (const bool chooses : {false, true}) {
+      const auto draft = [&](std::span<const DraftChunk> some, std::vector<int32_t>& tokens, std::vector<float>& confidences) {
+        tokens.resize(some.size() * n);
+        confidences.resize(some.size() * n);
+        SecondBest chooser(vocab_size);
+        const Status status = model.DraftBatch(some, num_drafts, chooses ? &chooser : nullptr, tokens, confidences);
+        EXPECT_TRUE(status.ok()) << status.ToString();
+      };
+      std::vector<int32_t> together, alone;
+      std::vector<float> together_confidences, alone_confidences;
+      draft(chunks, together, together_confidences);
+      for (size_t i = 0; i < chunks.size(); ++i) {
+        SCOPED_TRACE(i);
+        draft({&chunks[i], 1}, alone, alone_confidences);
+        EXPECT_TRUE(std::equal(alone.begin(), alone.end(), together.begin() + static_cast<int64_t>(i * n)));
+        EXPECT_TRUE(BitwiseEqual(alone_confidences, {together_confidences.begin() + static_cast<int64_t>(i * n),
+                                                     together_confidences.begin() + static_cast<int64_t>((i + 1) * n)}));
+        if (chooses) continue;
+        // The block has all its rows whatever part of it is used.
+        const DraftResult whole = model.Draft(*chunks[i].sequence, chunks[i].next_token).value();
+        EXPECT_TRUE(std::equal(alone.begin(), alone.end(), whole.tokens.begin() + 1));
+        EXPECT_TRUE(std::equal(alone_confidences.begin(), alone_confidences.end(), whole.confidence_logits.begin()));
+      }
+    }
+  }
+  std::vector<int32_t> tokens(64);
+  std::vector<float> confidences(64);
+  EXPECT_EQ(model.DraftBatch(chunks, 0, nullptr, tokens, confidences).field(), "num_drafts");
+  EXPECT_EQ(model.DraftBatch(chunks, block + 1, nullptr, tokens, confidences).field(), "num_drafts");
+}
+
 // ---- decoder replay -----------------------------------------------------------------------------------------------------
 
 std::unique_ptr<Model> LoadNanoWithReplay(Numerics numerics, DecoderReplay replay) {
