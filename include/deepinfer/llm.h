@@ -20,31 +20,11 @@
 #include <vector>
 
 #include "core/status.h"
+#include "deepinfer/engine_options.h"
 #include "deepinfer/output.h"
 #include "deepinfer/sampling_params.h"
 
 namespace deepinfer {
-
-struct EngineOptions {
-  std::string model = "demo";          // a directory, a hub id whose files are in the local cache, or "demo"
-  std::string revision = "main";       // of a hub id
-  std::string device = "auto";         // auto, cpu, cuda[:N], ascend[:N]
-  std::string numerics = "release";    // release, fp32, plain
-  std::string cpu_isa = "auto";        // auto, scalar, avx2, avx512
-  std::string load_format = "auto";    // auto; dummy = seeded weights, for measurements
-  int num_threads = 0;                 // 0 = one per available core
-  int64_t max_model_len = 4096;        // prompt and output together; 0 = the model's own maximum, which also caps it
-  int64_t prefill_chunk_tokens = 2048;
-  int max_num_seqs = 32;               // prompts of one call that run together
-  // Decoder replay (specification, engine 11): the layers behind the last key source run on the last decoder_replay_keep
-  // tokens of a prompt only. off gives the numbers of the reference; mask, compact (faster, same numbers as mask); auto =
-  // compact where the checkpoint allows it.
-  std::string decoder_replay = "off";
-  int64_t decoder_replay_keep = 0;     // 0 = window + 12
-  bool raw_logprobs = false;           // log probabilities of the untouched logits
-  bool compute_sum_smaller_probs = false;
-  std::function<void(int64_t done_bytes, int64_t total_bytes)> progress = {};  // while loading
-};
 
 struct BatchRequest {
   std::vector<int32_t> prompt_ids = {};
@@ -99,6 +79,7 @@ struct ChatCompletion {
 
 class LLM {
  public:
+  // stop_preempted_request is taken as false, disable_log_stats as true.
   static Result<std::unique_ptr<LLM>> Load(EngineOptions options = {});
   ~LLM();
   LLM(const LLM&) = delete;

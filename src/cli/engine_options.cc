@@ -7,16 +7,10 @@
 namespace deepinfer::cli {
 
 Result<std::unique_ptr<LLM>> LoadModel(const Invocation& invocation, Defaults defaults) {
-  const ModelSourceConfig& config = invocation.config.model;
   EngineOptions options;
   DI_ASSIGN_OR_RETURN(options.model, ModelDir(invocation));
-  options.device = config.device;
-  options.numerics = config.numerics;
-  options.cpu_isa = config.cpu_isa;
-  options.num_threads = static_cast<int>(config.threads);
-  options.max_model_len = config.max_model_len;
-  options.decoder_replay = DecoderReplayOf(config, defaults);
-  options.decoder_replay_keep = config.decoder_replay_keep;
+  options.max_model_len = 0;
+  engine::ApplyConfig(invocation.config, defaults, options);
   Progress progress("loading", {.quiet = invocation.config.log.quiet, .unit = ProgressUnit::kBytes, .clock = nullptr, .write_line = {}});
   options.progress = [&progress](int64_t done, int64_t total) { progress.Update(done, total); };
   return LLM::Load(std::move(options));

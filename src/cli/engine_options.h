@@ -5,12 +5,12 @@
 
 #include "cli/command.h"
 #include "deepinfer/llm.h"
+#include "engine/engine_config.h"
 #include "protocols/convert_options.h"
 
 namespace deepinfer::cli {
 
-// kReference: no prefix cache, no decoder replay, the numbers of the reference. kProduction: what a server does.
-enum class Defaults { kReference, kProduction };
+using engine::Defaults;
 
 // Resolves --model and loads it, with a progress bar.
 Result<std::unique_ptr<LLM>> LoadModel(const Invocation& invocation, Defaults defaults);

@@ -151,8 +151,9 @@ std::string OptionReference(std::span<const Command> commands) {
       "# Options\n\n"
       "Every option is a flag, an environment variable and a key of the TOML file named by `--config`. Order: default <\n"
       "file < environment < flag. A switch `--x` is turned off by `--no-x`; in the environment a switch is on for `1`,\n"
-      "`true`, `yes`, `on`, off for `0`, `false`, `no`, `off`, and an empty value counts as not set. Unknown flags and keys are\n"
-      "errors that name the nearest known one.\n\n## Commands\n\n| command | what it does |\n|---|---|\n";
+      "`true`, `yes`, `on`, off for `0`, `false`, `no`, `off`, and an empty value counts as not set. Switches that 0.1.0 had\n"
+      "(`DEEPINFER_BATCH_INVARIANT`, `DEEPINFER_DETERMINISTIC` and the like) are off for an empty value, `0`, `false` and `False` and on for anything\n"
+      "else. Unknown flags and keys are errors that name the nearest known one.\n\n## Commands\n\n| command | what it does |\n|---|---|\n";
   for (const Command& command : commands) {
     out += fmt::format("| `{}{}{}` | {} |\n", command.name, command.usage.empty() ? "" : " ", MarkdownCell(command.usage),
                        MarkdownCell(command.summary));
@@ -167,10 +168,14 @@ std::string OptionReference(std::span<const Command> commands) {
       if (spec.group != group) continue;
       std::string env = fmt::format("`{}`", spec.env_name());
       for (const std::string_view alias : spec.env_aliases) env += fmt::format(", `{}`", alias);
-      std::string applies = spec.commands == "*" ? "all" : std::string(spec.commands);
+      const bool has_flag = spec.commands != kNoCommand;
+      const std::string_view shown_commands = spec.commands == "*" ? "all" : has_flag ? spec.commands : "no flag";
+      std::string applies(shown_commands);
       for (size_t at = applies.find(','); at != std::string::npos; at = applies.find(',', at + 2)) applies.insert(at + 1, " ");
       const std::string default_text = spec.is_bool() && spec.default_text.empty() ? "off" : OptionDefaultText(spec);
-      out += fmt::format("| `{}` | {} | `{}` | {} | {} | {} |\n", MarkdownCell(FlagText(spec)), env, spec.file_key(),
+      std::string flag;
+      if (has_flag) flag = fmt::format("`{}`", MarkdownCell(FlagText(spec)));
+      out += fmt::format("| {} | {} | `{}` | {} | {} | {} |\n", flag, env, spec.file_key(),
                          MarkdownCell(default_text), MarkdownCell(spec.help), applies);
     }
   }

@@ -62,6 +62,101 @@ struct ConversationConfig {
   std::string history_file;
 };
 
+// The engine that runs many requests at once. An unset value is the default of the command, or of the library.
+struct EngineConfig {
+  int64_t max_num_seqs = 256;
+  std::optional<int64_t> max_num_batched_tokens;
+  std::optional<bool> chunked_prefill;
+  int64_t lookahead_tokens = 0;
+  std::optional<bool> stop_preempted_request;
+  std::optional<bool> zero_overhead_scheduling;  // asynchronous steps
+  int64_t num_kv_blocks = 0;                     // 0 = from the memory budget
+  double gpu_memory_utilization = 0.9;
+  double num_state_slots_ratio = 1.2;
+  int64_t max_decode_gap_ms = 200;
+  int64_t decode_steps_per_prefill = 1;
+  std::optional<int64_t> prefill_attempt_interval;  // set = the fixed alternation of 0.1.0
+  int64_t prefill_any_attempt_interval = 100;
+  std::optional<int64_t> prefill_max_sum_seqlen_k;
+  std::string cache_mode = "auto";  // auto, replay, exact, off
+  std::string cache_salt;
+  int64_t kv_state_every_blocks = 32;
+  bool kv_persist_swa = false;
+  int64_t kv_replay_tokens = 0;  // 0 = the window
+  bool batch_invariant = false;
+  bool deterministic = false;
+  std::string decode_token_blacklist;  // "3,7-9"
+  bool compute_sum_smaller_probs = false;
+  std::string logprobs_mode = "processed";  // processed, raw
+  int64_t logging_interval_step = 100;
+};
+
+// A timeline of the engine's steps on request, over HTTP on the loopback address.
+struct ProfileConfig {
+  bool http_enable = false;
+  int64_t http_port_base = 6070;
+  std::string dir;  // empty = the system's temporary folder
+};
+
+// Settings that are read and checked but change nothing in this version: what they steer does not exist here yet. The rows
+// are in core/option_table_accepted.cc.
+struct AcceptedConfig {
+  // Speculation.
+  std::optional<int64_t> num_drafts;
+  bool varlen_verify = false;
+  std::string spec_verify = "reject";
+  int64_t max_backtracking_tokens = 6;
+  std::string dflash_confidence_head_temperature = "1.0";
+  bool dflash_enforce_eager = false;
+  int64_t dflash_cudagraph_batch_size_interval = 8;
+  std::string decode_perf_cache_dir;
+  int64_t decode_perf_cache_ttl_sec = 3600;
+  // Graph capture, device memory, sampling on the device.
+  int64_t sampler_force_topk = 0;
+  bool enforce_eager = false;
+  int64_t cudagraph_batch_size_interval = 8;
+  int64_t index_attn_memory_limit = int64_t{10} << 30;
+  bool engram_force_gpu_storage = false;
+  int64_t engram_pad_token = 2;
+  std::string jit_cache_dir;
+  bool disable_sync_guard = false;
+  std::string profile_torch_cuda_memory;
+  bool enable_memory_tracing = false;
+  // Several devices.
+  int64_t nccl_num_sms = 32;
+  int64_t userbuffer_comm_sms = 0;
+  double gloo_timeout = 14400;
+  int64_t nccl_memory_sample_interval_steps = 1000;
+  int64_t ringbuffer_warning_interval = 60;
+  // Placement of experts.
+  int64_t rearrange_p2p_groups = 1;
+  int64_t override_num_extra_experts = 0;
+  int64_t expert_count_window_size = 100;
+  int64_t expert_rearrangement_step_interval = 0;
+  bool rearrange_after_prefill_in_normal_engine = false;
+  int64_t moe_lb_stat_interval = 128;
+  double force_imbalance_ratio = 0;
+  bool force_load_balance = false;
+  bool show_eplb_detail = false;
+  // Structured outputs.
+  bool xgrammar_debug = false;
+  int64_t xgrammar_timeout = 20;
+  bool xgrammar_disable_cache = false;
+  int64_t xgrammar_cache_limit_bytes = int64_t{10} << 30;
+  int64_t so_builder_cpus = 4;
+  // Images.
+  std::optional<bool> use_multimodal_pool;
+  int64_t multimodal_pool_size_gb = 8;
+  int64_t multi_modal_buffer_size = 512;
+  double multi_modal_worker_timeout = 1800;
+  // Stored prefixes, the Python layer.
+  bool prefill_store_extra_state = false;
+  int64_t prefill_store_extra_size = 128;
+  std::string kv_root;
+  std::optional<int64_t> kv_capacity_bytes;
+  int64_t gc_interval_step = 1000;
+};
+
 // Options of the debug and eval commands.
 struct DebugConfig {
   std::string special = "all";  // tokenize: all, none
@@ -112,6 +207,9 @@ struct Config {
   OutputConfig output;
   ModelSourceConfig model;
   SamplingConfig sampling;
+  EngineConfig engine;
+  ProfileConfig profile;
+  AcceptedConfig accepted;
   ConversationConfig conversation;
   DebugConfig debug;
   ProtocolConfig protocol;

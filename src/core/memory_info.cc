@@ -46,6 +46,7 @@ void Limit(const std::string& root,
       // File pages count as used but are given up on demand.
       const int64_t cache = ReadKey(dir + "/memory.stat", cache_key).value_or(0);
       const int64_t left = std::max<int64_t>(0, *limit - std::max<int64_t>(0, usage - cache));
+      info->limit_bytes = std::min(info->limit_bytes, *limit);
       if (left < info->available_bytes) {
         info->available_bytes = left;
         info->is_limited_by_cgroup = true;
@@ -61,6 +62,7 @@ void Limit(const std::string& root,
 MemoryInfo ReadMemoryInfo() {
   MemoryInfo info;
   info.total_bytes = ReadKey("/proc/meminfo", "MemTotal:").value_or(0) * 1024;
+  info.limit_bytes = info.total_bytes;
   info.available_bytes = ReadKey("/proc/meminfo", "MemAvailable:").value_or(0) * 1024;
   std::ifstream cgroups("/proc/self/cgroup");
   std::string line;

@@ -10,6 +10,7 @@ namespace deepinfer {
 
 struct MemoryInfo {
   int64_t total_bytes = 0;  // of the machine
+  int64_t limit_bytes = 0;  // the smaller of that and the limit of the control group
   int64_t available_bytes =
       0;  // the smaller of what the machine has and what the control group still allows
   bool is_limited_by_cgroup = false;

@@ -2,14 +2,15 @@
 //
 // The rows. Groups and rows stand in the order of --help; docs/options.md is generated from here
 // (`deepinfer completion reference > docs/options.md`, checked by tests/cli).
-#include "core/options.h"
+#include "core/option_rows.h"
+
+#include <algorithm>
 
 namespace deepinfer {
 
 namespace {
 
-constexpr double kMaxInt32 = 2147483647.0;
-constexpr double kMaxTokens = 2147483647.0;
+constexpr double kMaxTokens = kMaxInt32;
 
 // Commands that load a model and run it.
 constexpr std::string_view kRunsModel = "generate,chat,batch,eval,bench,debug logits,debug draft";
@@ -17,9 +18,7 @@ constexpr std::string_view kRunsModel = "generate,chat,batch,eval,bench,debug lo
 constexpr std::string_view kReadsModel = "generate,chat,batch,eval,bench,debug,inspect";
 constexpr std::string_view kSamples = "generate,chat";
 
-#define DI_FIELD(path) (+[](Config& c) -> auto& { return c.path; })
-
-std::vector<OptionSpec> MakeTable() {
+std::vector<OptionSpec> MainRows() {
   using enum OptionKind;
   return {
       // --- Model ---
@@ -193,7 +192,16 @@ std::vector<OptionSpec> MakeTable() {
   };
 }
 
-#undef DI_FIELD
+std::vector<OptionSpec> MakeTable() {
+  std::vector<OptionSpec> table = MainRows();
+  // Behind the model's own rows.
+  const auto first_sampling = std::find_if(table.begin(), table.end(), [](const OptionSpec& spec) { return spec.group != "Model"; });
+  const std::vector<OptionSpec> engine = EngineRows();
+  table.insert(first_sampling, engine.begin(), engine.end());
+  const std::vector<OptionSpec> accepted = AcceptedRows();
+  table.insert(table.end(), accepted.begin(), accepted.end());
+  return table;
+}
 
 }  // namespace
 

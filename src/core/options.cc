@@ -147,8 +147,8 @@ std::string JoinInts(const std::vector<T>& values) {
 }
 
 // Names of 0.1.0 and of the build that are no options here; they are left alone without a warning.
-constexpr std::array<std::string_view, 12> kForeignNames = {
-    "DEEPINFER_JIT_CACHE_DIR",  "DEEPINFER_CUDA",       "DEEPINFER_ASCEND", "DEEPINFER_CUDA_ARCHS",
+constexpr std::array<std::string_view, 11> kForeignNames = {
+    "DEEPINFER_CUDA",           "DEEPINFER_ASCEND",     "DEEPINFER_CUDA_ARCHS",
     "DEEPINFER_PYTHON",         "DEEPINFER_TESTS",      "DEEPINFER_BENCH",  "DEEPINFER_FUZZ",
     "DEEPINFER_TEST_TMPDIR",    "DEEPINFER_SANITIZE",   "DEEPINFER_WERROR", "DEEPINFER_EXAMPLES",
 };
@@ -273,9 +273,18 @@ std::string NearestName(std::string_view name, std::span<const std::string> know
   return best;
 }
 
+void OptionSources::Set(std::string_view name, OptionSource source, std::string shown) {
+  origins_[std::string(name)] = {source, std::move(shown)};
+}
+
 OptionSource OptionSources::Get(std::string_view name) const {
-  const auto it = sources_.find(name);
-  return it == sources_.end() ? OptionSource::kDefault : it->second;
+  const auto it = origins_.find(name);
+  return it == origins_.end() ? OptionSource::kDefault : it->second.source;
+}
+
+std::string OptionSources::Shown(std::string_view name) const {
+  const auto it = origins_.find(name);
+  return it == origins_.end() ? "--" + std::string(name) : it->second.shown;
 }
 
 namespace {
@@ -298,6 +307,10 @@ class Resolver {
     DI_RETURN_IF_ERROR(ApplyFile());
     ApplyEnvironment();
     ApplyFlags();
+    for (const OptionSpec& spec : OptionTable()) {
+      if (spec.has_effect || !resolved_.sources.IsSet(spec.name)) continue;
+      resolved_.warnings.push_back(fmt::format("{} has no effect in this version", resolved_.sources.Shown(spec.name)));
+    }
     // "nvidia" is the spelling of 0.1.0.
     std::string& device = resolved_.config.model.device;
     if (device.starts_with("nvidia")) device = "cuda" + device.substr(6);
@@ -309,7 +322,7 @@ class Resolver {
  private:
   void Apply(const OptionSpec& spec, std::string_view text, std::string_view shown, OptionSource source, bool lax_bool) {
     if (resolved_.sources.Get(spec.name) != source) ClearList(spec, resolved_.config);
-    resolved_.sources.Set(spec.name, source);
+    resolved_.sources.Set(spec.name, source, std::string(shown));
     const Status status = SetOption(spec, text, shown, lax_bool, resolved_.config);
     if (!status.ok()) problems_.push_back(status.message());
   }
@@ -382,7 +395,80 @@ Result<ResolvedConfig> ResolveConfig(std::span<const FlagValue> flags, const Env
   return Resolver(flags, environment).Run();
 }
 
-void ValidateConfig(const Config& config, const OptionSources&, std::vector<std::string>& problems) {
+Result<std::vector<int32_t>> ParseIdRanges(std::string_view text, std::string_view shown, int64_t vocab_size) {
+  constexpr int64_t kMaxId = std::numeric_limits<int32_t>::max();
+  const int64_t end = vocab_size > 0 ? vocab_size : kMaxId;
+  std::vector<int32_t> ids;
+  std::string_view rest = Trim(text);
+  while (!rest.empty()) {
+    const size_t comma = rest.find(',');
+    const std::string_view item = Trim(rest.substr(0, comma));
+    int64_t first = -1, last = -1;
+    const auto [stop, error] = std::from_chars(item.data(), item.data() + item.size(), first);
+    bool is_valid = error == std::errc() && !item.empty() && item[0] != '-';
+    const char* const item_end = item.data() + item.size();
+    last = first;
+    if (is_valid && stop != item_end) {
+      const auto [stop2, error2] = std::from_chars(stop + 1, item_end, last);
+      is_valid = *stop == '-' && error2 == std::errc() && stop2 == item_end && last >= first;
+    }
+    if (!is_valid)
+      return InvalidArgument(fmt::format("{} holds \"{}\" but must be token ids and ranges like 3,7-9", shown, Escape(item, 64)),
+                             "decode_token_blacklist");
+    if (last >= end)
+      return InvalidArgument(fmt::format("{} holds token id {} but ids are 0..{}", shown, last, end - 1), "decode_token_blacklist");
+    for (int64_t id = first; id <= last && vocab_size > 0; ++id) ids.push_back(static_cast<int32_t>(id));
+    if (comma == std::string_view::npos) break;
+    rest.remove_prefix(comma + 1);
+  }
+  return ids;
+}
+
+namespace {
+
+void ValidateEngine(const EngineConfig& engine, const OptionSources& sources, std::vector<std::string>& problems) {
+  const Result<std::vector<int32_t>> ids = ParseIdRanges(engine.decode_token_blacklist, sources.Shown("decode-token-blacklist"), 0);
+  if (!ids.ok()) problems.push_back(ids.status().message());
+  if (engine.kv_replay_tokens % 2 != 0)
+    problems.push_back(fmt::format("{} is {} but must be even", sources.Shown("kv-replay-tokens"), engine.kv_replay_tokens));
+  if (engine.cache_salt.size() > 128)
+    problems.push_back(fmt::format("{} has {} bytes but may have at most 128", sources.Shown("cache-salt"), engine.cache_salt.size()));
+}
+
+// Rules of the settings without effect: their mistakes are found all the same.
+void ValidateAccepted(const AcceptedConfig& config, const OptionSources& sources, std::vector<std::string>& problems) {
+  if (config.force_imbalance_ratio != 0 && config.force_imbalance_ratio < 1)
+    problems.push_back(fmt::format("{} is {} but must be 0 (off) or at least 1", sources.Shown("force-imbalance-ratio"), config.force_imbalance_ratio));
+  const int64_t interval = config.expert_rearrangement_step_interval;
+  if (interval > 0 && (config.expert_count_window_size < 1 || config.expert_count_window_size > interval))
+    problems.push_back(fmt::format("{} is {} but must be in 1..{}, the interval of rearrangements", sources.Shown("expert-count-window-size"),
+                                   config.expert_count_window_size, interval));
+  // One temperature, or one per draft.
+  std::string_view rest = config.dflash_confidence_head_temperature;
+  int64_t count = 0;
+  bool is_valid = true;
+  for (;;) {
+    const size_t comma = rest.find(',');
+    const std::string_view item = Trim(rest.substr(0, comma));
+    double value = 0;
+    const auto [stop, error] = std::from_chars(item.data(), item.data() + item.size(), value);
+    is_valid = is_valid && error == std::errc() && stop == item.data() + item.size() && std::isfinite(value);
+    ++count;
+    if (comma == std::string_view::npos) break;
+    rest.remove_prefix(comma + 1);
+  }
+  const std::string shown = sources.Shown("dflash-confidence-head-temperature");
+  if (!is_valid) {
+    problems.push_back(fmt::format("{} is \"{}\" but must be a number or numbers separated by commas", shown,
+                                   Escape(config.dflash_confidence_head_temperature, 64)));
+  } else if (count > 1 && config.num_drafts && count != *config.num_drafts) {
+    problems.push_back(fmt::format("{} has {} numbers but there are {} drafts; give one number or one per draft", shown, count, *config.num_drafts));
+  }
+}
+
+}  // namespace
+
+void ValidateConfig(const Config& config, const OptionSources& sources, std::vector<std::string>& problems) {
   if (!IsDevice(config.model.device)) {
     problems.push_back(
         fmt::format("--device is \"{}\" but must be auto, cpu, cuda, cuda:N, ascend or ascend:N", Escape(config.model.device, 64)));
@@ -398,6 +484,8 @@ void ValidateConfig(const Config& config, const OptionSources&, std::vector<std:
   const int num_grammars = !config.sampling.grammar_regex.empty() + !config.sampling.grammar_json_schema.empty() +
                            !config.sampling.grammar_ebnf.empty();
   if (num_grammars > 1) problems.push_back("--grammar-regex, --grammar-json-schema and --grammar-ebnf exclude each other; keep one");
+  ValidateEngine(config.engine, sources, problems);
+  ValidateAccepted(config.accepted, sources, problems);
   if (config.debug.trace && config.output.out.empty()) problems.push_back("--trace needs --out FILE to store the tensors in");
   if (config.debug.decode && config.debug.chunk > 1) problems.push_back("--decode and --chunk exclude each other; keep one");
 }

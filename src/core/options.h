@@ -27,6 +27,9 @@ using OptionField =
                  std::vector<std::string>& (*)(Config&), std::vector<int64_t>& (*)(Config&), std::optional<bool>& (*)(Config&),
                  std::optional<int64_t>& (*)(Config&), std::optional<double>& (*)(Config&)>;
 
+// OptionSpec::commands of a row without a flag: environment and configuration file only.
+inline constexpr std::string_view kNoCommand = "-";
+
 enum class OptionKind { kBool, kInt, kFloat, kText, kFile, kDirectory, kChoice, kTextList, kIntList };
 
 struct OptionSpec {
@@ -47,6 +50,7 @@ struct OptionSpec {
   std::string_view key = {};                       // key in the file; empty = name with underscores
   // A bool that existed in 0.1.0: in the environment everything but "", 0, false and False means true (engine.md 4).
   bool lax_env_bool = false;
+  bool has_effect = true;  // false: read and checked, then ignored in this version
 
   std::string flag() const;      // "--max-tokens"
   std::string env_name() const;  // "DEEPINFER_MAX_TOKENS"
@@ -77,12 +81,18 @@ enum class OptionSource { kDefault, kFile, kEnvironment, kFlag };
 
 class OptionSources {
  public:
-  void Set(std::string_view name, OptionSource source) { sources_[std::string(name)] = source; }
+  void Set(std::string_view name, OptionSource source, std::string shown);
   OptionSource Get(std::string_view name) const;
   bool IsSet(std::string_view name) const { return Get(name) != OptionSource::kDefault; }
+  // The spelling that set it, for messages: "DEEPINFER_TOP_K", "--top-k", "top_k in FILE". The flag if nothing did.
+  std::string Shown(std::string_view name) const;
 
  private:
-  std::map<std::string, OptionSource, std::less<>> sources_;
+  struct Origin {
+    OptionSource source = OptionSource::kDefault;
+    std::string shown;
+  };
+  std::map<std::string, Origin, std::less<>> origins_;
 };
 
 // One flag as given: the row, the text, and the spelling for messages. A repeated list flag comes several times.
@@ -95,7 +105,7 @@ struct FlagValue {
 struct ResolvedConfig {
   Config config;
   OptionSources sources;
-  std::vector<std::string> warnings;  // unknown DEEPINFER_* names
+  std::vector<std::string> warnings;  // unknown DEEPINFER_* names, settings without effect
 };
 
 // Applies file (from --config or DEEPINFER_CONFIG), environment and flags over the defaults and validates everything;
@@ -104,6 +114,9 @@ Result<ResolvedConfig> ResolveConfig(std::span<const FlagValue> flags, const Env
 
 // Rules between fields. `problems` collects one line each.
 void ValidateConfig(const Config& config, const OptionSources& sources, std::vector<std::string>& problems);
+
+// Token ids and ranges of them, "3,7-9". Errors begin with `shown`. `vocab_size` 0: any id.
+Result<std::vector<int32_t>> ParseIdRanges(std::string_view text, std::string_view shown, int64_t vocab_size);
 
 // The keys and values of a TOML text, flattened ("kv.root"). Errors name `origin`, line and column.
 struct FileValue {

@@ -165,7 +165,7 @@ AsyncEngine::AsyncEngine(StepModel& model, const text::Tokenizer& tokenizer, Asy
   };
   policy_mask_ = mask(true);
   if (!options_.token_blacklist.empty()) blacklist_mask_ = mask(false);
-  cache_root_ = CacheRoot("");
+  cache_root_ = CacheRoot(options_.cache_salt);
 }
 
 AsyncEngine::~AsyncEngine() = default;

@@ -37,11 +37,13 @@ struct AsyncEngineOptions {
   CacheFingerprint fingerprint;
   std::vector<uint8_t> cache_secret;
   std::string isolation_domain = "public";
+  std::string cache_salt;  // of requests that name none
 };
 
 struct TextRequest : GenerateRequest {
   std::optional<CacheMode> cache_mode;  // unset = the engine's
-  std::string cache_salt;               // prefixes are shared with requests of the same salt only; at most 128 bytes
+  std::string cache_salt;               // prefixes are shared with requests of the same salt only; at most 128 bytes; empty =
+                                        // the engine's
 };
 
 // What a request without a callback hands over.
@@ -105,7 +107,7 @@ class AsyncEngine {
   const text::Tokenizer& tokenizer_;
   AsyncEngineOptions options_;
   int eos_token_id_ = -1;
-  Key256 cache_root_;  // without a salt
+  Key256 cache_root_;  // of the engine's own salt
   std::shared_ptr<const std::vector<uint32_t>> policy_mask_, blacklist_mask_;  // the latter null without a blacklist
   std::unique_ptr<EngineCore> core_;
 };

@@ -115,26 +115,11 @@ LLM::LLM() : impl_(std::make_unique<Impl>()) {}
 LLM::~LLM() = default;
 
 Result<std::unique_ptr<LLM>> LLM::Load(EngineOptions options) {
-  if (options.prefill_chunk_tokens < 1) {
-    return InvalidArgument(fmt::format("prefill_chunk_tokens is {} but must be at least 1", options.prefill_chunk_tokens),
-                           "prefill_chunk_tokens");
-  }
   engine::LoadOptions load;
-  load.model = std::move(options.model);
-  load.revision = std::move(options.revision);
-  load.device = std::move(options.device);
-  load.cpu_isa = std::move(options.cpu_isa);
-  load.load_format = std::move(options.load_format);
-  DI_ASSIGN_OR_RETURN(load.numerics, model::ParseNumerics(options.numerics));
-  load.num_threads = options.num_threads;
-  load.max_model_len = options.max_model_len;
-  load.max_num_seqs = options.max_num_seqs;
-  load.decoder_replay = std::move(options.decoder_replay);
-  load.decoder_replay_keep = options.decoder_replay_keep;
-  load.generator.prefill_chunk_tokens = options.prefill_chunk_tokens;
-  load.generator.logprobs_mode = options.raw_logprobs ? LogprobsMode::kRaw : LogprobsMode::kProcessed;
-  load.generator.compute_sum_smaller_probs = options.compute_sum_smaller_probs;
-  load.progress = std::move(options.progress);
+  static_cast<EngineOptions&>(load) = std::move(options);
+  load.stop_preempted_request = false;
+  load.disable_log_stats = true;
+  load.max_queued_requests = int64_t{1} << 40;  // the caller holds them all anyway
   std::unique_ptr<LLM> llm(new LLM());
   DI_ASSIGN_OR_RETURN(llm->impl_->engine, engine::LoadEngine(std::move(load)));
   Result<text::PromptTokens> tokens = text::PromptTokens::FromTokenizer(llm->impl_->engine->tokenizer());

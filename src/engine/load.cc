@@ -13,10 +13,16 @@
 #include "core/clock.h"
 #include "core/escape.h"
 #include "core/file.h"
+#include "core/log.h"
 #include "core/memory_info.h"
+#include "core/options.h"
+#include "core/progress.h"
+#include "engine/engine_config.h"
+#include "engine/memory_budget.h"
 #include "engine/model_runner.h"
 #include "engine/model_slots.h"
 #include "hub/model_locator.h"
+#include "model/cache.h"
 #include "model/checkpoint.h"
 #include "model/memory_estimate.h"
 
@@ -25,6 +31,10 @@ namespace {
 
 // What the memory check assumes of a cache that grows on demand.
 constexpr int64_t kAssumedCacheTokens = 8192;
+// STATE records of the exact cache mode.
+constexpr int64_t kFewestRecords = 16, kMostRecords = 256;
+// A context that is fitted to the memory is at least that long: its cache grows as it is used.
+constexpr int64_t kShortestContext = 4096;
 
 Result<model::DecoderReplay> ParseDecoderReplay(const std::string& name, const model::ModelConfig& config) {
   if (name == "off") return model::DecoderReplay::kOff;
@@ -46,7 +56,8 @@ std::array<uint8_t, 32> RandomBytes() {
 
 // What the keys of cached prefixes depend on. The weights' digest takes long to compute: a random one keeps the keys of
 // this process apart from all others, and nothing is stored.
-Result<CacheFingerprint> MakeFingerprint(const LoadOptions& options, const std::string& model_dir, const model::ModelConfig& config) {
+Result<CacheFingerprint> MakeFingerprint(const LoadOptions& options, model::Numerics numerics, const std::string& model_dir,
+                                         const model::ModelConfig& config) {
   CacheFingerprint print;
   std::error_code ignored;
   const std::filesystem::path path(options.model);
@@ -57,8 +68,10 @@ Result<CacheFingerprint> MakeFingerprint(const LoadOptions& options, const std::
   print.layout_id = options.use_fp4_sparse_kv && config.use_fp4_sparse_kv ? 1 : 2;
   print.replay_window = static_cast<uint32_t>(config.sliding_window);
   // Other arithmetic than the release's belongs to the classes for experiments.
-  print.numerics_class = options.numerics == model::Numerics::kRelease ? static_cast<uint32_t>(NumericsClass::kCpuDeterministic)
-                                                                       : 16 + static_cast<uint32_t>(options.numerics);
+  const bool never_replays = options.batch_invariant || options.deterministic;
+  print.numerics_class = numerics != model::Numerics::kRelease ? 16 + static_cast<uint32_t>(numerics)
+                         : never_replays                       ? static_cast<uint32_t>(NumericsClass::kCpuDeterministic)
+                                                               : static_cast<uint32_t>(NumericsClass::kCpu);
   return print;
 }
 
@@ -66,6 +79,8 @@ Result<CacheFingerprint> MakeFingerprint(const LoadOptions& options, const std::
 
 struct Engine::Parts {
   LoadOptions options;
+  model::Numerics numerics = model::Numerics::kRelease;
+  std::vector<int32_t> token_blacklist;
   std::string model_dir;
   model::ModelConfig config;
   std::unique_ptr<text::Tokenizer> tokenizer;
@@ -76,6 +91,38 @@ struct Engine::Parts {
   std::unique_ptr<ModelSlots> slots;
   std::unique_ptr<AsyncEngine> async_engine;  // goes before what it uses
   double load_s = 0;
+
+  model::CacheLayout layout() const {
+    // The number of tokens that can be taken back is the model's (model.cc).
+    return model::CacheLayout::Make(config, numerics, options.use_fp4_sparse_kv && config.use_fp4_sparse_kv,
+                                    std::max(6, config.dspark_block_size + 1));
+  }
+  Result<CacheRequest> cache_request(const MemoryInfo& memory, int64_t longest_model_len) const {
+    DI_ASSIGN_OR_RETURN(const EngineLimits limits, DeriveLimits(options, longest_model_len, 0));
+    const model::CacheLayout sizes = layout();
+    CacheRequest request;
+    request.total_bytes = memory.limit_bytes;
+    request.available_bytes = memory.available_bytes;
+    request.utilization = options.gpu_memory_utilization;
+    request.num_kv_blocks = options.num_kv_blocks;
+    request.block_bytes = sizes.block_stride;
+    request.slot_bytes = sizes.state_bytes;
+    request.slots_ratio = options.num_state_slots_ratio;
+    request.max_num_seqs = options.max_num_seqs;
+    request.max_model_len = limits.max_model_len;
+    request.runtime_max_model_len = limits.runtime_max_model_len;
+    return request;
+  }
+  // The longest context that the cache has room for beside weights that are not loaded yet.
+  Result<int64_t> FittingModelLen(MemoryInfo memory, int64_t weight_bytes) const {
+    const int64_t longest = config.max_position_embeddings;
+    memory.available_bytes = std::max<int64_t>(memory.available_bytes - weight_bytes, 0);
+    DI_ASSIGN_OR_RETURN(CacheRequest request, cache_request(memory, longest));
+    const int64_t overhead = request.runtime_max_model_len - request.max_model_len;
+    request.runtime_max_model_len = request.num_kv_blocks > 0 ? 0 : 1;
+    DI_ASSIGN_OR_RETURN(const CacheSizes sizes, SizeCaches(request));
+    return std::clamp(LongestSequence(sizes.num_blocks) - overhead, std::min(kShortestContext, longest), longest);
+  }
 };
 
 Engine::Engine() : parts_(std::make_unique<Parts>()) {}
@@ -86,35 +133,41 @@ Result<AsyncEngine*> Engine::async_engine() {
   Parts& parts = *parts_;
   if (parts.async_engine != nullptr) return parts.async_engine.get();
   const LoadOptions& load = parts.options;
-  const int64_t max_model_len = parts.model->max_model_len();
-  const int64_t blocks_per_seq = (max_model_len + kTokensPerBlock - 1) / kTokensPerBlock;
   AsyncEngineOptions options;
-  options.core.clock = load.generator.clock;
-  options.core.max_requests = int64_t{1} << 40;  // the caller holds them all anyway
-  options.core.sampling.logprobs_mode = load.generator.logprobs_mode;
-  options.core.sampling.compute_sum_smaller_probs = load.generator.compute_sum_smaller_probs;
+  options.core.clock = load.clock;
+  options.core.is_async = load.zero_overhead_scheduling;
+  options.core.max_requests = load.max_queued_requests;
+  options.core.sampling.logprobs_mode = load.raw_logprobs ? LogprobsMode::kRaw : LogprobsMode::kProcessed;
+  options.core.sampling.compute_sum_smaller_probs = load.compute_sum_smaller_probs;
+  options.core.on_step = load.on_step;
   SchedulerOptions& scheduler = options.core.scheduler;
-  scheduler.max_model_len = max_model_len;
-  scheduler.max_num_seqs = load.max_num_seqs;
-  scheduler.max_num_batched_tokens = std::max<int64_t>(load.generator.prefill_chunk_tokens, kTokensPerBlock);
-  scheduler.max_decode_gap_ms = 0;  // nobody watches the tokens come
-  // Pages of blocks cost memory when they are written; the pool's size bounds what all requests together may take.
-  const int64_t block_bytes = kTokensPerBlock * model::CacheBytesPerToken(parts.config, load.numerics, load.use_fp4_sparse_kv);
-  const int64_t affordable = ReadMemoryInfo().available_bytes / 2 / std::max<int64_t>(block_bytes, 1);
-  scheduler.num_blocks = 1 + std::clamp(affordable, blocks_per_seq, blocks_per_seq * std::min(load.max_num_seqs, 240));
-  scheduler.decoder_keep = parts.model->decoder_keep();
+  ModelFacts facts;
+  facts.max_model_len = parts.model->max_model_len();
+  facts.window = parts.config.sliding_window;
+  facts.decoder_keep = parts.model->decoder_keep();
+  facts.vocab_size = parts.config.vocab_size;
+  DI_ASSIGN_OR_RETURN(scheduler, MakeSchedulerOptions(load, facts));
   options.core.allow_prompt_logprobs = scheduler.decoder_keep == 0;
-  // A prefix is taken from the cache only where the answer does not change a bit.
-  scheduler.is_batch_invariant = true;
-  if (scheduler.decoder_keep > 0) {
-    scheduler.cache_mode = CacheMode::kExact;
-    scheduler.prefix_cache.num_state_records = 64;
+
+  const MemoryInfo memory = ReadMemoryInfo();
+  DI_ASSIGN_OR_RETURN(const CacheRequest request, parts.cache_request(memory, facts.max_model_len));
+  DI_ASSIGN_OR_RETURN(const CacheSizes sizes, SizeCaches(request));
+  if (sizes.max_num_seqs < load.max_num_seqs)
+    DI_LOG(warn, "max_num_seqs is {} instead of {}: the states of more sequences would take too much of the {} of memory that are available",
+           sizes.max_num_seqs, load.max_num_seqs, FormatBytes(memory.available_bytes));
+  scheduler.max_num_seqs = sizes.max_num_seqs;
+  scheduler.num_blocks = sizes.num_blocks;
+  if (scheduler.decoder_keep > 0 && (scheduler.cache_mode == CacheMode::kExact || load.kv_persist_swa)) {
+    const int64_t record_bytes = parts.layout().persistable_state_bytes;
+    scheduler.prefix_cache.num_state_records =
+        static_cast<int32_t>(std::clamp(memory.available_bytes / 16 / std::max<int64_t>(record_bytes, 1), kFewestRecords, kMostRecords));
   }
   options.eos_token_id = parts.config.eos_token_id;
   options.longest_model_len = parts.config.max_position_embeddings;
-  options.token_blacklist = load.generator.token_blacklist;
+  options.token_blacklist = parts.token_blacklist;
   options.load_s = parts.load_s;
-  DI_ASSIGN_OR_RETURN(options.fingerprint, MakeFingerprint(load, parts.model_dir, parts.config));
+  DI_ASSIGN_OR_RETURN(options.fingerprint, MakeFingerprint(load, parts.numerics, parts.model_dir, parts.config));
+  options.cache_salt = load.cache_salt;
   const std::array<uint8_t, 32> secret = RandomBytes();
   options.cache_secret.assign(secret.begin(), secret.end());
   DI_ASSIGN_OR_RETURN(parts.slots, ModelSlots::Create(*parts.model, scheduler.num_blocks, scheduler.num_state_slots(),
@@ -130,14 +183,11 @@ const std::string& Engine::model_dir() const { return parts_->model_dir; }
 double Engine::load_s() const { return parts_->load_s; }
 
 Result<std::unique_ptr<Engine>> LoadEngine(LoadOptions options) {
-  const Clock& clock = *options.generator.clock;
+  const Clock& clock = *options.clock;
   const double begin_s = clock.NowSeconds();
-  if (options.max_model_len < 0) {
-    return InvalidArgument(fmt::format("max_model_len is {} but must not be negative", options.max_model_len),
-                           "max_model_len");
-  }
-  if (options.max_num_seqs < 1) {
-    return InvalidArgument(fmt::format("max_num_seqs is {} but must be at least 1", options.max_num_seqs), "max_num_seqs");
+  if (options.prefill_chunk_tokens < 1) {
+    return InvalidArgument(fmt::format("prefill_chunk_tokens is {} but must be at least 1", options.prefill_chunk_tokens),
+                           "prefill_chunk_tokens");
   }
   if (options.load_format != "auto" && options.load_format != "dummy") {
     return InvalidArgument(fmt::format("load_format is {} but must be auto or dummy", options.load_format), "load_format");
@@ -150,6 +200,14 @@ Result<std::unique_ptr<Engine>> LoadEngine(LoadOptions options) {
   locate.revision = options.revision;
   DI_ASSIGN_OR_RETURN(parts.model_dir, hub::ResolveModelDir(options.model, locate));
   DI_ASSIGN_OR_RETURN(parts.config, model::ModelConfig::Load(parts.model_dir));
+  DI_ASSIGN_OR_RETURN(parts.numerics, model::ParseNumerics(options.numerics));
+  // Mistakes in the options are found before the weights are read.
+  ModelFacts facts;
+  facts.max_model_len = parts.config.max_position_embeddings;
+  facts.window = parts.config.sliding_window;
+  DI_RETURN_IF_ERROR(MakeSchedulerOptions(options, facts).status());
+  DI_ASSIGN_OR_RETURN(parts.token_blacklist,
+                      ParseIdRanges(options.decode_token_blacklist, "decode_token_blacklist", parts.config.vocab_size));
   std::shared_ptr<const model::Checkpoint> checkpoint;
   if (!is_dummy) {
     DI_ASSIGN_OR_RETURN(std::unique_ptr<model::Checkpoint> opened, model::Checkpoint::Open(parts.model_dir));
@@ -157,15 +215,21 @@ Result<std::unique_ptr<Engine>> LoadEngine(LoadOptions options) {
   }
   if (options.check_memory) {
     model::MemoryPlan plan;
-    plan.numerics = options.numerics;
+    plan.numerics = parts.numerics;
     plan.with_draft = options.with_draft;
     plan.use_fp4_sparse_kv = options.use_fp4_sparse_kv;
     const int64_t max_len = options.max_model_len > 0
                                 ? std::min(options.max_model_len, parts.config.max_position_embeddings)
                                 : parts.config.max_position_embeddings;
     plan.cache_tokens = options.cache_tokens > 0 ? options.cache_tokens : std::min(max_len, kAssumedCacheTokens);
-    plan.chunk_tokens = std::min(options.generator.prefill_chunk_tokens, max_len);
-    DI_RETURN_IF_ERROR(model::CheckMemory(model::EstimateMemory(parts.config, plan), ReadMemoryInfo().available_bytes));
+    plan.chunk_tokens = std::min(options.prefill_chunk_tokens, max_len);
+    const model::MemoryNeed need = model::EstimateMemory(parts.config, plan);
+    const MemoryInfo memory = ReadMemoryInfo();
+    DI_RETURN_IF_ERROR(model::CheckMemory(need, memory.available_bytes));
+    if (options.max_model_len == 0 && options.fit_max_model_len) {
+      parts.options = options;
+      DI_ASSIGN_OR_RETURN(options.max_model_len, parts.FittingModelLen(memory, need.weight_bytes));
+    }
   }
   DI_ASSIGN_OR_RETURN(parts.tokenizer, text::Tokenizer::Load(parts.model_dir));
   if (parts.tokenizer->vocab_size() > parts.config.vocab_size) {
@@ -185,7 +249,7 @@ Result<std::unique_ptr<Engine>> LoadEngine(LoadOptions options) {
   }
 
   model::LoadOptions load;
-  load.numerics = options.numerics;
+  load.numerics = parts.numerics;
   load.with_draft = options.with_draft;
   load.max_model_len = options.max_model_len;
   load.cache_tokens = options.cache_tokens;
@@ -200,9 +264,14 @@ Result<std::unique_ptr<Engine>> LoadEngine(LoadOptions options) {
                       model::Model::Load(std::move(checkpoint), parts.config, parts.device, std::move(load)));
   parts.runner = std::make_unique<ModelRunner>(*parts.model);
   parts.load_s = clock.NowSeconds() - begin_s;
-  options.generator.load_s = parts.load_s;
-  parts.generator = std::make_unique<Generator>(
-      *parts.runner, *parts.tokenizer, parts.config.eos_token_id, options.generator);
+  GeneratorOptions generator;
+  generator.prefill_chunk_tokens = options.prefill_chunk_tokens;
+  generator.logprobs_mode = options.raw_logprobs ? LogprobsMode::kRaw : LogprobsMode::kProcessed;
+  generator.compute_sum_smaller_probs = options.compute_sum_smaller_probs;
+  generator.token_blacklist = parts.token_blacklist;
+  generator.load_s = parts.load_s;
+  generator.clock = options.clock;
+  parts.generator = std::make_unique<Generator>(*parts.runner, *parts.tokenizer, parts.config.eos_token_id, std::move(generator));
   parts.options = std::move(options);
   parts.options.progress = nullptr;
   return engine;

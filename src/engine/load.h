@@ -10,7 +10,9 @@
 #include <memory>
 #include <string>
 
+#include "core/clock.h"
 #include "core/status.h"
+#include "deepinfer/engine_options.h"
 #include "engine/async_engine.h"
 #include "engine/generator.h"
 #include "model/config.h"
@@ -20,25 +22,15 @@
 
 namespace deepinfer::engine {
 
-struct LoadOptions {
-  std::string model = "demo";   // a directory, a hub id in the local cache, or "demo"
-  std::string revision = "main";  // of a hub id
-  std::string device = "auto";  // auto, cpu, cuda[:N], ascend[:N]
-  std::string cpu_isa = "auto";  // auto, scalar, avx2, avx512: the CPU kernels' instruction set
-  std::string load_format = "auto";  // auto; dummy = seeded weights, only the configuration and the tokenizer are read
-  model::Numerics numerics = model::Numerics::kRelease;
-  int num_threads = 0;            // 0 = one per available core
-  int64_t max_model_len = 0;      // prompt and output together; 0 = the model's max_position_embeddings, which also caps it
-  int64_t cache_tokens = 0;       // 0 = the cache grows on demand
+// The public options and what only this layer can ask for.
+struct LoadOptions : EngineOptions {
+  int64_t cache_tokens = 0;       // of the single-request path; 0 = the cache grows on demand
   bool with_draft = false;        // load the draft head
   bool use_fp4_sparse_kv = true;
-  std::string decoder_replay = "off";  // off, mask, compact; auto = compact where the checkpoint allows it
-  int64_t decoder_replay_keep = 0;     // prompt tokens kept; 0 = window + 12 (140 for the released model)
-  int max_num_seqs = 32;               // requests of the asynchronous engine that run together
   bool check_memory = true;       // refuse before loading when the estimate exceeds the memory that is available
-  GeneratorOptions generator;
-  // (bytes done, bytes total), from the loading thread. Null: silent.
-  std::function<void(int64_t, int64_t)> progress;
+  const Clock* clock = &Clock::Steady();
+  // Called by the scheduler thread of the asynchronous engine after each step. Null: not measured.
+  std::function<void(const StepTiming&)> on_step;
 };
 
 class Engine {

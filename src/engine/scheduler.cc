@@ -263,7 +263,8 @@ bool Scheduler::PlanPrefill(StepPlan& plan) {
   plan.kind = StepKind::kPrefill;
   const int64_t now_ns = clock_.NowNs();
   int64_t budget = options_.max_num_batched_tokens;
-  if (num_running() + num_prompted() > 0) budget = std::min(budget, DecodeGapTokens());
+  // A prompt that may not be cut is not held back by the gap either: it would wait for ever.
+  if (options_.chunked_prefill && num_running() + num_prompted() > 0) budget = std::min(budget, DecodeGapTokens());
   int64_t num_complete = 0, sum_len = 0;
   while (Sequence* head = FindHead(now_ns)) {
     Sequence& seq = *head;

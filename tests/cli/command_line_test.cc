@@ -135,7 +135,7 @@ TEST(Commands, AreCompleteAndUnique) {
 TEST(Commands, EveryOptionRowNamesKnownCommands) {
   for (const OptionSpec& spec : OptionTable()) {
     std::string_view rest = spec.commands;
-    while (!rest.empty() && rest != "*") {
+    while (!rest.empty() && rest != "*" && rest != kNoCommand) {
       const std::string one(rest.substr(0, rest.find(',')));
       rest = rest.size() > one.size() ? rest.substr(one.size() + 1) : std::string_view();
       const bool known = std::any_of(Commands().begin(), Commands().end(), [&](const Command& command) {

@@ -10,18 +10,11 @@
 namespace deepinfer::cli {
 
 Result<std::unique_ptr<engine::Engine>> LoadEngineFor(const Invocation& invocation, bool with_draft, Defaults defaults) {
-  const ModelSourceConfig& config = invocation.config.model;
   engine::LoadOptions options;
   DI_ASSIGN_OR_RETURN(options.model, ModelDir(invocation));
-  options.device = config.device;
-  options.cpu_isa = config.cpu_isa;
-  options.load_format = config.load_format;
-  DI_ASSIGN_OR_RETURN(options.numerics, model::ParseNumerics(config.numerics));
-  options.num_threads = static_cast<int>(config.threads);
-  options.max_model_len = config.max_model_len;
-  options.decoder_replay = DecoderReplayOf(config, defaults);
-  options.decoder_replay_keep = config.decoder_replay_keep;
-  options.use_fp4_sparse_kv = config.kv_format == "fp4";
+  options.max_model_len = 0;
+  engine::ApplyConfig(invocation.config, defaults, options);
+  options.use_fp4_sparse_kv = invocation.config.model.kv_format == "fp4";
   options.with_draft = with_draft;
   Progress progress("loading", {.quiet = invocation.config.log.quiet, .unit = ProgressUnit::kBytes, .clock = nullptr, .write_line = {}});
   options.progress = [&progress](int64_t done, int64_t total) { progress.Update(done, total); };
