@@ -121,7 +121,8 @@ struct Engine::Parts {
     const int64_t overhead = request.runtime_max_model_len - request.max_model_len;
     request.runtime_max_model_len = request.num_kv_blocks > 0 ? 0 : 1;
     DI_ASSIGN_OR_RETURN(const CacheSizes sizes, SizeCaches(request));
-    return std::clamp(LongestSequence(sizes.num_blocks) - overhead, std::min(kShortestContext, longest), longest);
+    const int64_t shortest = request.num_kv_blocks > 0 ? 1 : std::min(kShortestContext, longest);
+    return std::clamp(LongestSequence(sizes.num_blocks) - overhead, shortest, longest);
   }
 };
 

@@ -112,6 +112,7 @@ TEST(LlmBatch, EveryPromptGetsItsOwnAnswerWithDecoderReplay) {
   EngineOptions options;
   options.model = kSource + "/models/demo";
   options.decoder_replay = "compact";
+  options.cache_mode = "exact";
   options.max_num_seqs = 5;
   const auto llm = LLM::Load(options);
   ASSERT_TRUE(llm.ok()) << llm.status().ToString();
