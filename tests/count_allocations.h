@@ -12,10 +12,11 @@ namespace {
 std::atomic<int64_t> num_allocations{0};
 }  // namespace
 
-void* operator new(size_t bytes) {
+// Not inlined: GCC would see malloc behind one and free behind the other and call them mismatched.
+[[gnu::noinline]] void* operator new(size_t bytes) {
   num_allocations.fetch_add(1, std::memory_order_relaxed);
   if (void* p = std::malloc(bytes == 0 ? 1 : bytes)) return p;
   throw std::bad_alloc();
 }
-void operator delete(void* p) noexcept { std::free(p); }
-void operator delete(void* p, size_t) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete(void* p) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete(void* p, size_t) noexcept { std::free(p); }

@@ -24,6 +24,7 @@
 #include "hub/model_locator.h"
 #include "model/cache.h"
 #include "model/checkpoint.h"
+#include "model/flops.h"
 #include "model/memory_estimate.h"
 
 namespace deepinfer::engine {
@@ -163,6 +164,8 @@ Result<AsyncEngine*> Engine::async_engine() {
     scheduler.prefix_cache.num_state_records =
         static_cast<int32_t>(std::clamp(memory.available_bytes / 16 / std::max<int64_t>(record_bytes, 1), kFewestRecords, kMostRecords));
   }
+  options.core.stats.flops = std::make_shared<model::FlopsModel>(parts.config);
+  options.core.stats.drops_prompt_rows = scheduler.decoder_keep > 0 && load.decoder_replay != "mask";
   options.eos_token_id = parts.config.eos_token_id;
   options.longest_model_len = parts.config.max_position_embeddings;
   options.token_blacklist = parts.token_blacklist;

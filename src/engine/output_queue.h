@@ -5,12 +5,13 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <condition_variable>
-#include <deque>
 #include <exception>
 #include <mutex>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "core/escape.h"
 #include "core/log.h"
@@ -45,8 +46,15 @@ class OutputQueue {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return !outputs_.empty() || num_open_ == 0; });
     if (outputs_.empty()) return false;
-    output = std::move(outputs_.front());
-    outputs_.pop_front();
+    output = std::move(outputs_[next_]);
+    ++next_;
+    if (next_ == outputs_.size()) {
+      outputs_.clear();
+      next_ = 0;
+    } else if (next_ >= kMaxTaken && 2 * next_ >= outputs_.size()) {
+      outputs_.erase(outputs_.begin(), outputs_.begin() + static_cast<std::ptrdiff_t>(next_));
+      next_ = 0;
+    }
     return true;
   }
   // Waits until all samples have ended.
@@ -71,10 +79,15 @@ class OutputQueue {
   }
 
  private:
+  // Taken outputs in front of the waiting ones are removed in groups.
+  static constexpr size_t kMaxTaken = 32;
+
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<Output> outputs_;  // GUARDED_BY(mutex_)
-  int num_open_ = 0;            // GUARDED_BY(mutex_)
+  // Those from next_ on wait. A list that is emptied keeps its memory: no allocation per output.
+  std::vector<Output> outputs_;  // GUARDED_BY(mutex_)
+  size_t next_ = 0;              // GUARDED_BY(mutex_)
+  int num_open_ = 0;             // GUARDED_BY(mutex_)
 };
 
 // The answer of a receiver's callback; nullopt and a line in the log if it threw.
