@@ -8,144 +8,14 @@
 
 #include <gtest/gtest.h>
 
-#include "backends/registry.h"
-#include "engine/engine_core.h"
-#include "model/checkpoint.h"
-#include "model/golden_support.h"
-#include "sampling/params.h"
-#include "text/tokenizer.h"
+#include "engine/real_models.h"
 
 namespace deepinfer::engine {
 namespace {
 
-constexpr int64_t kNanoKeep = 40, kTinyKeep = 140;
-
-std::unique_ptr<model::Model> LoadModel(const std::string& dir, std::vector<int32_t> compressed_vocab, int64_t keep, int num_threads,
-                                        bool with_draft = false) {
-  model::LoadOptions options;
-  options.with_draft = with_draft;
-  options.cache_tokens = 1 << 16;
-  options.decoder_replay = model::DecoderReplay::kCompact;
-  options.replay_keep_tokens = keep;
-  options.compressed_vocab = std::move(compressed_vocab);
-  auto loaded = model::Model::Load(model::Checkpoint::Open(dir).value(), model::ModelConfig::Load(dir).value(),
-                                   backends::CreateDevice("cpu", {num_threads, ""}).value(), options);
-  EXPECT_TRUE(loaded.ok()) << loaded.status().ToString();
-  return std::move(loaded).value();
-}
-std::unique_ptr<model::Model> LoadNano(int num_threads = 1, bool with_draft = false) {
-  return LoadModel(model::GoldenPath("nano"), model::Golden("engram.safetensors").Ints("token_map"), kNanoKeep, num_threads,
-                   with_draft);
-}
 model::Model& Tiny() {
-  static const std::string dir = std::string(DEEPINFER_SOURCE_DIR) + "/models/demo";
-  static const auto loaded = LoadModel(dir, text::Tokenizer::Load(dir).value()->BuildCompressedVocab().map, kTinyKeep, 1);
+  static const auto loaded = LoadDemo();
   return *loaded;
-}
-
-struct Answer {
-  std::vector<int32_t> ids;
-  std::vector<float> logprobs;
-  FinishReason reason = FinishReason::kNone;
-  int64_t cached_tokens = 0;
-};
-
-void ExpectSame(const Answer& a, const Answer& b, const std::string& what) {
-  EXPECT_EQ(a.ids, b.ids) << what;
-  ASSERT_EQ(a.logprobs.size(), b.logprobs.size()) << what;
-  EXPECT_EQ(std::memcmp(a.logprobs.data(), b.logprobs.data(), a.logprobs.size() * sizeof(float)), 0) << what;
-  EXPECT_EQ(a.reason, b.reason) << what;
-}
-
-EngineCoreOptions Options(int64_t keep) {
-  EngineCoreOptions o;
-  o.scheduler.max_model_len = 1024;
-  o.scheduler.max_num_batched_tokens = 256;
-  o.scheduler.max_num_seqs = 16;
-  o.scheduler.num_blocks = 200;
-  o.scheduler.decoder_keep = keep;
-  o.scheduler.end_token_ids = {1};
-  o.scheduler.prefix_cache.state_every_blocks = 1;
-  o.scheduler.prefix_cache.num_state_records = 40;
-  o.allow_prompt_logprobs = false;
-  o.end_token_id = 1;
-  return o;
-}
-
-struct Engine {
-  Engine(model::Model& m, EngineCoreOptions options) {
-    slots = ModelSlots::Create(m, options.scheduler.num_blocks, options.scheduler.num_state_slots(),
-                               options.scheduler.prefix_cache.num_state_records)
-                .value();
-    auto made = EngineCore::Create(*slots, std::move(options));
-    EXPECT_TRUE(made.ok()) << made.status().message();
-    core = std::move(made).value();
-  }
-  std::unique_ptr<ModelSlots> slots;
-  std::unique_ptr<EngineCore> core;
-};
-
-EngineRequest RandomRequest(std::mt19937_64& rng, int64_t max_prompt, int vocab) {
-  EngineRequest request;
-  const uint64_t document = rng() % 2, limit = static_cast<uint64_t>(max_prompt);
-  const uint64_t shared = rng() % 3 == 0 ? 0 : rng() % limit, length = std::min<uint64_t>(shared + 1 + rng() % 100, limit);
-  for (uint64_t i = 0; i < length; ++i)
-    request.prompt_ids.push_back(static_cast<int32_t>(3 + (i < shared ? (document + 1) * (i + 5) * 131 : rng()) % static_cast<uint64_t>(vocab - 3)));
-  SamplingParams& p = request.params;
-  p.max_tokens = static_cast<int64_t>(1 + rng() % 16);
-  switch (rng() % 3) {
-    case 0: p.temperature = 0; break;
-    case 1: p.top_p = 0.9; p.top_k = 50; break;
-    default: p.presence_penalty = 0.5; p.repetition_penalty = 1.1;
-  }
-  p.seq_seed = rng();
-  return request;
-}
-
-// Without an engine: one sequence, whole prompt, token by token.
-Answer RunAlone(model::Model& m, const EngineRequest& request, int sample = 0) {
-  Answer answer;
-  auto sequence = m.NewSequence().value();
-  sampling::Sampler sampler(m.config().vocab_size);
-  const SamplingParams params = sampling::Normalized(request.params);
-  sampling::TokenCounts counts(m.config().vocab_size);
-  counts.AddPrompt(request.prompt_ids);
-  std::vector<int32_t> ids = request.prompt_ids;
-  while (answer.reason == FinishReason::kNone) {
-    model::SequenceChunk chunk;
-    chunk.sequence = sequence.get();
-    chunk.ids = ids;
-    const auto logits = m.Forward({&chunk, 1}).value();
-    sampling::RowContext context;
-    context.seed = *params.seq_seed + static_cast<uint64_t>(sample);
-    context.position = static_cast<int32_t>(sequence->length());
-    context.draw_mode = sampling::DrawMode::kRace;
-    if (params.has_penalties()) context.counts = &counts;
-    const auto token = sampler.Sample(logits, params, context).value();
-    counts.AddOutput(token.id);
-    answer.ids.push_back(token.id);
-    answer.logprobs.push_back(token.logprob);
-    if (token.id == 1) answer.reason = FinishReason::kStop;
-    if (answer.reason == FinishReason::kNone && static_cast<int64_t>(answer.ids.size()) >= params.max_tokens)
-      answer.reason = FinishReason::kLength;
-    ids = {token.id};
-  }
-  return answer;
-}
-
-std::vector<Answer> Collect(RequestHandle& handle) {
-  std::vector<Answer> answers(static_cast<size_t>(handle.num_samples()));
-  CoreOutput output;
-  while (handle.Next(output)) {
-    Answer& answer = answers.at(static_cast<size_t>(output.sample));
-    if (output.token.token_id >= 0) {
-      answer.ids.push_back(output.token.token_id);
-      answer.logprobs.push_back(output.token.logprob);
-    }
-    if (output.cached_tokens >= 0) answer.cached_tokens = output.cached_tokens;
-    answer.reason = output.finish_reason;
-  }
-  return answers;
 }
 
 class NanoEngineTest : public ::testing::Test {
@@ -186,15 +56,15 @@ class NanoEngineTest : public ::testing::Test {
 };
 
 TEST_F(NanoEngineTest, TogetherInAnyOrder) {
-  Engine engine(*model_, Options(kNanoKeep));
+  RealEngine engine(*model_, RealModelOptions(kNanoKeep));
   EXPECT_EQ(ExpectAllTheSame(*engine.core, Order(5)), 0);
 }
 
 TEST_F(NanoEngineTest, Preempted) {
   // Blocks for half of the sequences, all of which outgrow their first one.
-  EngineCoreOptions o = Options(kNanoKeep);
+  EngineCoreOptions o = RealModelOptions(kNanoKeep);
   o.scheduler.num_blocks = 8;
-  Engine engine(*model_, o);
+  RealEngine engine(*model_, o);
   std::vector<EngineRequest> requests;
   std::vector<std::shared_ptr<RequestHandle>> handles;
   for (size_t i = 0; i < 8; ++i) {
@@ -212,62 +82,62 @@ TEST_F(NanoEngineTest, Preempted) {
 }
 
 TEST_F(NanoEngineTest, PrefixCachedExact) {
-  EngineCoreOptions o = Options(kNanoKeep);
+  EngineCoreOptions o = RealModelOptions(kNanoKeep);
   o.scheduler.cache_mode = CacheMode::kExact;
-  Engine engine(*model_, o);
+  RealEngine engine(*model_, o);
   ExpectAllTheSame(*engine.core, Order());
   EXPECT_GT(ExpectAllTheSame(*engine.core, Order(7)), 2000);
 }
 
 TEST_F(NanoEngineTest, PrefixCachedExactUnderPressure) {
-  EngineCoreOptions o = Options(kNanoKeep);
+  EngineCoreOptions o = RealModelOptions(kNanoKeep);
   o.scheduler.cache_mode = CacheMode::kExact;
   o.scheduler.num_blocks = 12;
   o.scheduler.prefix_cache.num_state_records = 6;
-  Engine engine(*model_, o);
+  RealEngine engine(*model_, o);
   for (uint64_t seed = 1; seed < 3; ++seed) ExpectAllTheSame(*engine.core, Order(seed));
   EXPECT_GT(engine.core->Stats().stats.num_cached_tokens, 0);
 }
 
 TEST_F(NanoEngineTest, SynchronousAndTwoThreads) {
-  const auto two = LoadNano(2);
-  EngineCoreOptions o = Options(kNanoKeep);
+  const auto two = LoadNano({model::DecoderReplay::kCompact, kNanoKeep, 2});
+  EngineCoreOptions o = RealModelOptions(kNanoKeep);
   {
-    Engine engine(*two, o);
+    RealEngine engine(*two, o);
     ExpectAllTheSame(*engine.core, Order(3));
   }
   o.is_async = false;
-  Engine engine(*two, o);
+  RealEngine engine(*two, o);
   ExpectAllTheSame(*engine.core, Order(4));
 }
 
 // Requests with a seed are verified exactly: drafts, their number and what else runs change no bit.
 TEST_F(NanoEngineTest, SpeculationChangesNothing) {
-  static const auto with_draft = LoadNano(1, true);
+  static const auto with_draft = LoadNano({model::DecoderReplay::kCompact, kNanoKeep, 1, true});
   for (const int num_drafts : {5, 1}) {
     for (const bool is_async : {true, false}) {
       SCOPED_TRACE(num_drafts);
-      EngineCoreOptions o = Options(kNanoKeep);
+      EngineCoreOptions o = RealModelOptions(kNanoKeep);
       o.scheduler.num_drafts = num_drafts;
       o.is_async = is_async;
-      Engine engine(*with_draft, o);
+      RealEngine engine(*with_draft, o);
       ExpectAllTheSame(*engine.core, Order(static_cast<uint64_t>(num_drafts)));
       EXPECT_GT(engine.core->Stats().stats.num_verified_drafts, 100);
       std::printf("%d drafts: %ld of %ld accepted\n", num_drafts, static_cast<long>(engine.core->Stats().stats.num_accepted_drafts),
                   static_cast<long>(engine.core->Stats().stats.num_verified_drafts));
     }
   }
-  EngineCoreOptions o = Options(kNanoKeep);
+  EngineCoreOptions o = RealModelOptions(kNanoKeep);
   o.scheduler.num_drafts = 5;
   o.scheduler.cache_mode = CacheMode::kExact;
   o.scheduler.num_blocks = 12;
-  Engine engine(*with_draft, o);
+  RealEngine engine(*with_draft, o);
   for (uint64_t seed = 1; seed < 3; ++seed) ExpectAllTheSame(*engine.core, Order(seed));
   EXPECT_GT(engine.core->Stats().stats.num_cached_tokens, 0);
 }
 
 TEST_F(NanoEngineTest, SiblingsEqualIndependentRuns) {
-  Engine engine(*model_, Options(kNanoKeep));
+  RealEngine engine(*model_, RealModelOptions(kNanoKeep));
   for (const size_t i : {size_t{1}, size_t{2}, size_t{5}, size_t{7}, size_t{10}}) {
     EngineRequest request = requests_[i];
     if (request.params.is_greedy()) request.params.temperature = 1;
@@ -284,10 +154,10 @@ TEST_F(NanoEngineTest, SiblingsEqualIndependentRuns) {
 }
 
 TEST_F(NanoEngineTest, AbortStormLeavesNothing) {
-  EngineCoreOptions o = Options(kNanoKeep);
+  EngineCoreOptions o = RealModelOptions(kNanoKeep);
   o.scheduler.cache_mode = CacheMode::kExact;
   o.scheduler.num_blocks = 16;
-  Engine engine(*model_, o);  // its end checks every block and slot
+  RealEngine engine(*model_, o);  // its end checks every block and slot
   std::mt19937_64 rng(11);
   for (int round = 0; round < 6; ++round) {
     std::vector<std::pair<size_t, std::shared_ptr<RequestHandle>>> open;
@@ -324,10 +194,10 @@ TEST(TinyEngine, ReplayedHitEqualsReplayByHand) {
   const EngineRequest first = SharedPrefixRequest(1), second = SharedPrefixRequest(2);
   Answer hit;
   {
-    EngineCoreOptions o = Options(kTinyKeep);
+    EngineCoreOptions o = RealModelOptions(kDemoKeep);
     o.scheduler.cache_mode = CacheMode::kReplay;
     o.scheduler.prefix_cache.num_state_records = 0;
-    Engine engine(*m, o);
+    RealEngine engine(*m, o);
     EXPECT_EQ(Collect(*engine.core->Submit(first).value())[0].cached_tokens, 0);
     hit = Collect(*engine.core->Submit(second).value())[0];
     EXPECT_EQ(hit.cached_tokens, 384);
@@ -342,7 +212,7 @@ TEST(TinyEngine, ReplayedHitEqualsReplayByHand) {
   cold->SetBlocks(0, std::span(blocks).first(3));
   model::SequenceChunk chunk{.sequence = cold.get(), .ids = ids.first(384)};
   ASSERT_TRUE(m->Forward({&chunk, 1}).ok());
-  replayed->Bind(ids.first(256), 256, 700 - kTinyKeep);
+  replayed->Bind(ids.first(256), 256, 700 - kDemoKeep);
   replayed->SetBlocks(0, blocks);
   chunk = {.sequence = replayed.get(), .ids = ids.subspan(256), .write_floor = 384};
   std::vector<int32_t> tokens;
@@ -366,14 +236,14 @@ TEST(TinyEngine, ExactHitEqualsColdRun) {
   const EngineRequest first = SharedPrefixRequest(1), second = SharedPrefixRequest(2);
   Answer cold, hit, again;
   {
-    EngineCoreOptions o = Options(kTinyKeep);
+    EngineCoreOptions o = RealModelOptions(kDemoKeep);
     o.scheduler.cache_mode = CacheMode::kOff;
-    Engine engine(*m, o);
+    RealEngine engine(*m, o);
     cold = Collect(*engine.core->Submit(second).value())[0];
   }
-  EngineCoreOptions o = Options(kTinyKeep);
+  EngineCoreOptions o = RealModelOptions(kDemoKeep);
   o.scheduler.cache_mode = CacheMode::kExact;
-  Engine engine(*m, o);
+  RealEngine engine(*m, o);
   Collect(*engine.core->Submit(first).value());
   hit = Collect(*engine.core->Submit(second).value())[0];
   again = Collect(*engine.core->Submit(second).value())[0];

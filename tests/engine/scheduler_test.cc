@@ -252,17 +252,26 @@ void SimulateRanks(bool fixed_points, uint64_t seed) {
   int64_t decode_step = 0, idle_decodes = 0, longest_wait = 0;
   bool previous_was_prefill = false;
   std::vector<int64_t> wait(4, 0);
-  for (int step = 0; step < 25000; ++step) {
+  std::vector<bool> has_partial(4);
+  int64_t num_full = 0, num_partial_above = 0;  // what a rule without a way out would stand still at
+  constexpr int kSteps = 100000;
+  bool any_work = true;
+  for (int step = 0; step < kSteps || any_work; ++step) {
+    ASSERT_LT(step, kSteps + 3000) << "the rest never ends";
     // Rank 0 is busy, rank 3 rarely has work.
-    for (size_t r = 0; r < 4; ++r)
-      if (rng() % (40 + 400 * r) == 0 && ranks[r]->scheduler.num_sequences() < 12)
-        ranks[r]->Add(static_cast<int64_t>(1 + rng() % 1000), static_cast<int64_t>(1 + rng() % 60));
+    for (size_t r = 0; r < 4 && step < kSteps; ++r)
+      if (rng() % (20 + 300 * r) == 0 && ranks[r]->scheduler.num_sequences() < 12)
+        ranks[r]->Add(static_cast<int64_t>(1 + rng() % (rng() % 2 == 0 ? 1000 : 60)), static_cast<int64_t>(1 + rng() % 60));
     std::vector<StepVote> votes;
-    bool any_running = false, any_work = false;
-    for (auto& rank : ranks) {
-      votes.push_back(rank->scheduler.Vote());
+    bool any_running = false;
+    any_work = false;
+    for (size_t r = 0; r < 4; ++r) {
+      const Scheduler& s = ranks[r]->scheduler;
+      votes.push_back(ranks[r]->scheduler.Vote());
       any_running |= votes.back().num_running > 0;
-      any_work |= rank->scheduler.has_work();
+      any_work |= s.has_work();
+      num_full += s.num_running() == o.max_num_seqs && s.num_waiting() > 0 ? 1 : 0;
+      num_partial_above += has_partial[r] && s.blocks().num_used() * 10 > s.blocks().num_usable() * 9 ? 1 : 0;
     }
     bool is_prefill = ShouldPrefill(ranks[0]->scheduler.options().alternation, decode_step, votes);
     ASSERT_FALSE(is_prefill && any_running && !fixed_points && previous_was_prefill) << "a decode step is missing";
@@ -276,6 +285,7 @@ void SimulateRanks(bool fixed_points, uint64_t seed) {
       is_prefill = has_rows;
       for (size_t r = 0; r < 4 && has_rows; ++r) {
         if (planned[r]) {
+          has_partial[r] = !ranks[r]->plan.rows.back().is_last_chunk;
           ranks[r]->Finish();
         } else {
           ranks[r]->scheduler.SkipPrefill();
@@ -303,8 +313,12 @@ void SimulateRanks(bool fixed_points, uint64_t seed) {
     ASSERT_LE(idle_decodes, 100) << "the group stands still";
   }
   EXPECT_LE(longest_wait, 100);
+  EXPECT_GT(num_full, 100);
+  EXPECT_GT(num_partial_above, 100);
   for (auto& rank : ranks) {
-    EXPECT_GT(rank->scheduler.stats().num_finished, 0);
+    EXPECT_GT(rank->scheduler.stats().num_finished, 10);
+    EXPECT_EQ(rank->scheduler.stats().num_finished, rank->scheduler.stats().num_added);
+    EXPECT_EQ(rank->scheduler.blocks().num_used(), 0);
   }
 }
 
@@ -377,6 +391,7 @@ std::vector<int32_t> WithImages(std::mt19937_64& rng, int64_t length, int max_ru
 
 TEST(Scheduler, ImageRunsAreNeverCut) {
   std::mt19937_64 rng(3);
+  int num_enlarged = 0, num_shortened = 0;
   for (int round = 0; round < 60; ++round) {
     SchedulerOptions o = Options();
     o.max_model_len = 4096;
@@ -394,13 +409,29 @@ TEST(Scheduler, ImageRunsAreNeverCut) {
       if (d.Plan() == StepKind::kNone) continue;
       for (const StepRow& row : d.plan.rows) {
         const int64_t end = row.start + row.num_tokens;
-        EXPECT_FALSE(IsInsideImage(row.sequence->tokens, end, ImageTokens::ForVocab(kVocab))) << end;
+        const std::vector<int32_t>& tokens = row.sequence->tokens;
+        EXPECT_FALSE(IsInsideImage(tokens, end, ImageTokens::ForVocab(kVocab))) << end;
+        // A chunk that ends early ends in front of the run that did not fit.
+        if (d.plan.kind == StepKind::kPrefill && !row.is_last_chunk && d.plan.num_tokens < o.max_num_batched_tokens) {
+          EXPECT_EQ(tokens[static_cast<size_t>(end)], kImage);
+          ++num_shortened;
+        }
       }
-      EXPECT_TRUE(d.plan.num_tokens <= o.max_num_batched_tokens || d.plan.rows.size() == 1);
+      if (d.plan.num_tokens > o.max_num_batched_tokens) {
+        // Longer than the budget is only one run alone in an empty batch.
+        ASSERT_EQ(d.plan.rows.size(), 1u);
+        const StepRow& row = d.plan.rows[0];
+        const std::vector<int32_t>& tokens = row.sequence->tokens;
+        EXPECT_EQ(tokens[static_cast<size_t>(row.start)], kImage);
+        for (int64_t p = row.start + 1; p < row.start + row.num_tokens; ++p) ASSERT_EQ(tokens[static_cast<size_t>(p)], kPad) << p;
+        ++num_enlarged;
+      }
       d.Finish();
     }
     EXPECT_GT(limit, 0);
   }
+  EXPECT_GT(num_enlarged, 20);
+  EXPECT_GT(num_shortened, 100);
 }
 
 TEST(Scheduler, UnschedulableHeadIsPassedOverForASecond) {

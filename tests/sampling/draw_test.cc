@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sampling/draw.h"
 
+#include <algorithm>
 #include <cmath>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -86,6 +89,63 @@ TEST(Draw, SparseAndDenseRacesAgree) {
       }
     }
     EXPECT_EQ(DrawRace(sparse, stream, workspace), best);
+  }
+}
+
+// The definition, with the weights cut into pieces that threads add up in any order: lane sums of the inverse CDF, the best
+// key of the race. T7 of engine.md 23.
+int32_t DrawInPieces(const std::vector<uint32_t>& weights, PhiloxStream stream, bool is_race, size_t piece, int num_threads) {
+  const int lanes = NumLanes(static_cast<int>(weights.size()));
+  const size_t num_pieces = (weights.size() + piece - 1) / piece;
+  std::vector<std::vector<uint64_t>> sums(static_cast<size_t>(num_threads), std::vector<uint64_t>(static_cast<size_t>(lanes)));
+  std::vector<std::pair<float, size_t>> best(static_cast<size_t>(num_threads), {INFINITY, weights.size()});
+  std::vector<std::thread> threads;
+  for (size_t t = 0; t < static_cast<size_t>(num_threads); ++t) {
+    threads.emplace_back([&, t] {
+      for (size_t p = num_pieces; p-- > 0;) {
+        if (p % static_cast<size_t>(num_threads) != t) continue;
+        for (size_t c = p * piece; c < std::min(weights.size(), (p + 1) * piece); ++c) {
+          sums[t][c % static_cast<size_t>(lanes)] += weights[c];
+          if (weights[c] == 0) continue;
+          const float key = ExponentialFromWord(stream.Block(static_cast<uint32_t>(c / 4))[c % 4]) / static_cast<float>(weights[c]);
+          best[t] = std::min(best[t], {key, c});
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  if (is_race) return static_cast<int32_t>(std::min_element(best.begin(), best.end())->second);
+  std::vector<uint64_t> lane_sums(static_cast<size_t>(lanes));
+  uint64_t total = 0;
+  for (const auto& part : sums) {
+    for (size_t k = 0; k < part.size(); ++k) lane_sums[k] += part[k], total += part[k];
+  }
+  const uint64_t limit = 0xffffffffu / total * total;
+  uint64_t word = stream.Next();
+  while (word >= limit) word = stream.Next();
+  uint64_t rest = word % total;
+  size_t lane = 0;
+  while (lane_sums[lane] <= rest) rest -= lane_sums[lane++];
+  size_t column = lane;
+  while (weights[column] <= rest) rest -= weights[column], column += static_cast<size_t>(lanes);
+  return static_cast<int32_t>(column);
+}
+
+TEST(Draw, IndependentOfThreadsAndChunks) {
+  std::vector<uint32_t> tied(5000, 400'000), ragged(3001);
+  for (size_t i = 0; i < ragged.size(); ++i) ragged[i] = i % 3 == 0 ? 0 : static_cast<uint32_t>(i * 2654435761u % 1'000'003);
+  DrawWorkspace workspace;
+  for (const std::vector<uint32_t>& weights : {HalvingWeights(), SpreadWeights(), tied, ragged}) {
+    for (int32_t position = 0; position < 12; ++position) {
+      const PhiloxStream stream(kSeed, position, DrawCase::kTarget);
+      const int32_t race = DrawRace(weights, stream, workspace), cdf = DrawInverseCdf(weights, stream, workspace);
+      for (const int num_threads : {1, 2, 4}) {
+        for (const size_t piece : {size_t{1}, size_t{7}, size_t{256}, size_t{4096}, weights.size()}) {
+          ASSERT_EQ(DrawInPieces(weights, stream, true, piece, num_threads), race) << position << ", " << num_threads << " threads, pieces of " << piece;
+          ASSERT_EQ(DrawInPieces(weights, stream, false, piece, num_threads), cdf) << position << ", " << num_threads << " threads, pieces of " << piece;
+        }
+      }
+    }
   }
 }
 

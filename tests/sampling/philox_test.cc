@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sampling/philox.h"
 
+#include <array>
+
 #include <gtest/gtest.h>
 
 namespace deepinfer::sampling {
@@ -36,6 +38,32 @@ TEST(Philox, StreamVectors) {
     PhiloxStream stream(kSeed, v.position, static_cast<DrawCase>(v.draw_case));
     EXPECT_EQ(UniformFromWord(PhiloxStream(stream).Next()), v.uniform) << v.position;
     for (const uint32_t word : v.words) EXPECT_EQ(stream.Next(), word) << v.position << " case " << v.draw_case;
+  }
+}
+
+// Written from the paper's definition, with 64-bit products and another loop.
+std::array<uint32_t, 4> ReferencePhilox4x32(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key, int num_rounds) {
+  for (int round = 0; round < num_rounds; ++round) {
+    const uint64_t even = uint64_t{counter[0]} * 0xD2511F53u, odd = uint64_t{counter[2]} * 0xCD9E8D57u;
+    counter = {static_cast<uint32_t>(odd >> 32) ^ counter[1] ^ key[0], static_cast<uint32_t>(odd),
+               static_cast<uint32_t>(even >> 32) ^ counter[3] ^ key[1], static_cast<uint32_t>(even)};
+    key = {key[0] + 0x9E3779B9u, key[1] + 0xBB67AE85u};
+  }
+  return counter;
+}
+
+// T6 of engine.md 23.
+TEST(Philox, EqualsAnIndependentImplementation) {
+  EXPECT_EQ(ReferencePhilox4x32({0, 0, 0, 0}, {0, 0}, 10), (std::array<uint32_t, 4>{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
+  for (int32_t position = 0; position < 10; ++position) {
+    for (int32_t draw_case = 0; draw_case < 3; ++draw_case) {
+      PhiloxStream stream(kSeed, position, static_cast<DrawCase>(draw_case));
+      const auto sub = static_cast<uint32_t>(3 * position + draw_case);
+      for (uint32_t block = 0; block < 3; ++block) {
+        const auto want = ReferencePhilox4x32({block, 0, sub, 0}, {static_cast<uint32_t>(kSeed), static_cast<uint32_t>(kSeed >> 32)}, 10);
+        for (const uint32_t word : want) EXPECT_EQ(stream.Next(), word) << position << " case " << draw_case << " block " << block;
+      }
+    }
   }
 }
 
