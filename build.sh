@@ -242,9 +242,13 @@ case "$COMMAND" in
   soak)
     name=${ARGS[0]:-}
     case "$name" in
-      slice) target=slice_test binary=tests/model/slice/slice_test filter='*' ;;
-      # Random traffic for --seconds on each of two engine layers; see docs/internals/engine.md.
-      engine) target=engine_test binary=tests/engine/engine_test filter='AsyncEngineSoak.*:EngineCore.AbortStorm' ;;
+      slice) targets=(model/slice/slice_test) filter='*' ;;
+      # Random traffic for --seconds on each of two engine layers and on a real model, and memory over 50,000 requests; see
+      # docs/internals/acceptance.md.
+      engine)
+        targets=(engine/engine_test engine/acceptance/engine_acceptance_test) filter='AsyncEngineSoak.*:EngineSoak.*:EngineCore.AbortStorm'
+        export DEEPINFER_SOAK_REQUESTS=${DEEPINFER_SOAK_REQUESTS:-50000}
+        ;;
       *)
         echo "error: soak needs one of: engine slice" >&2
         exit 2
@@ -255,9 +259,15 @@ case "$COMMAND" in
     need_packages "${BASE_PACKAGES[@]}" libgtest-dev libgmock-dev
     dir=$(build_dir)
     configure "$dir" -DDEEPINFER_TESTS=ON
-    ninja -C "$dir" -j"$JOBS" "$target"
+    ninja -C "$dir" -j"$JOBS" "${targets[@]##*/}"
     mkdir -p bench/results
-    "$dir/$binary" --gtest_filter="$filter" 2>&1 | tee "bench/results/soak-$name${SANITIZE:+-$SANITIZE}.log"
+    (
+      status=0
+      for target in "${targets[@]}"; do
+        "$dir/tests/$target" --gtest_filter="$filter" 2>&1 || status=1
+      done
+      exit $status
+    ) | tee "bench/results/soak-$name${SANITIZE:+-$SANITIZE}.log"
     exit "${PIPESTATUS[0]}"
     ;;
   wheel)

@@ -1,22 +1,25 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# tools/sanitizer_subset.sh address,undefined|thread: builds the unit tests of files, options, threads and kernels under a
-# sanitizer and runs them. Thread: what shares state between threads. Parsers run under the address and undefined behaviour
-# sanitizers in the fuzzers.
+# tools/sanitizer_subset.sh address,undefined|thread: builds the unit tests of files, options, threads, kernels and of the
+# engine under a sanitizer and runs them. Thread: what shares state between threads. Parsers run under the address and
+# undefined behaviour sanitizers in the fuzzers. The engine runs on its checking fake model; T1, T12 and T13 of the
+# acceptance tests on a real one (T27).
 set -uo pipefail
 cd "$(dirname "$(readlink -f "$0")")/.." || exit 1
 kind=$1
 dir=build-${kind%%,*}
 case $kind in
   thread)
-    targets=(core_test)
-    filter='Thread|Pool|Metrics|Parallel|AnyThreads|SameBits|PieceCache|Progress'
+    targets=(core_test engine_test engine_acceptance_test)
+    filter='^core\..*(Thread|Pool|Metrics|Parallel|AnyThreads|SameBits|PieceCache|Progress)'
+    filter+='|^engine\.(EngineCore|AsyncEngine|EngineStats|StatsWriter)'
     ;;
   *)
-    targets=(core_test backends_test)
-    filter=.
+    targets=(core_test backends_test engine_test engine_acceptance_test)
+    filter='^(core|backends|engine)\.'
     ;;
 esac
+filter+='|^engine_acceptance\.(T1\.|T12|Steps/T1[23]|T13)'
 echo "== $kind sanitizer"
 cmake -S . -B "$dir" -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1" \
   -DDEEPINFER_SANITIZE="${kind/,/;}" >/dev/null || exit 1
@@ -25,7 +28,7 @@ ninja -C "$dir" -j"${JOBS:-$(nproc)}" "${targets[@]}" >"$dir/ninja.log" 2>&1 || 
   exit 1
 }
 export ASAN_OPTIONS=detect_leaks=1:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1
-ctest --test-dir "$dir" -L unit -R "$filter" -E _NOT_BUILT --output-on-failure -j"${JOBS:-$(nproc)}" --timeout 600 >"$dir/ctest.log" 2>&1
+ctest --test-dir "$dir" -R "$filter" -E '_NOT_BUILT|NanoEngineTest|TinyEngine' --output-on-failure -j"${JOBS:-$(nproc)}" --timeout 600 >"$dir/ctest.log" 2>&1
 summary=$(grep -E '^[0-9]+% tests passed, [0-9]+ tests failed out of [0-9]+' "$dir/ctest.log")
 if [ -z "$summary" ]; then
   tail -n 40 "$dir/ctest.log"

@@ -404,10 +404,25 @@ TEST(EngineCore, AbortStorm) {
         }
         for (auto& [request, handle] : open) {
           if (rng() % 3 == 0) {
+            // Everything that came, before and after the cancel: once each, in order, and right as far as it goes.
+            std::vector<Answer> got(static_cast<size_t>(handle->num_samples()));
             CoreOutput output;
-            for (uint64_t n = rng() % 6; n > 0; --n) handle->Next(output);
-            handle->Cancel();
-            handle->Wait();
+            int64_t cancel_after = static_cast<int64_t>(rng() % 6);
+            if (cancel_after == 0) handle->Cancel();
+            while (handle->Next(output)) {
+              Answer& answer = got.at(static_cast<size_t>(output.sample));
+              ASSERT_EQ(answer.reason, FinishReason::kNone) << "an output after the end";
+              if (output.token.token_id >= 0) answer.ids.push_back(output.token.token_id);
+              answer.reason = output.finish_reason;
+              if (--cancel_after == 0) handle->Cancel();
+            }
+            for (size_t s = 0; s < got.size(); ++s) {
+              const std::vector<int32_t> want = Reference(request, o, static_cast<int>(s)).ids;
+              ASSERT_NE(got[s].reason, FinishReason::kNone);
+              ASSERT_TRUE(got[s].reason == FinishReason::kAbort || got[s].ids.size() == want.size());
+              ASSERT_LE(got[s].ids.size(), want.size());
+              ASSERT_TRUE(std::equal(got[s].ids.begin(), got[s].ids.end(), want.begin())) << "thread " << t << " round " << i;
+            }
             ++num_cancelled;
             continue;
           }
