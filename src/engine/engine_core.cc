@@ -339,6 +339,7 @@ void EngineCore::ProcessOldest() {
   if (options_.on_step) options_.on_step(flight->timing);
   if (stats_ != nullptr) {
     flight->sample.timing = flight->timing;
+    SampleDrafts(flight->plan, flight->result, flight->sample);
     AddSample(flight->sample);
   }
   idle_flights_.push_back(std::move(flight));

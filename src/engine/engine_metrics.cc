@@ -7,6 +7,7 @@ namespace deepinfer::engine {
 namespace {
 
 constexpr std::array<double, 15> kTokenBuckets = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384};
+constexpr std::array<double, 8> kLengthBuckets = {1, 2, 3, 4, 5, 6, 7, 8};
 constexpr int64_t kHitWindowNs = 60'000'000'000;
 // Requests carry no traffic class yet.
 constexpr const char* kClass = "all";
@@ -40,6 +41,9 @@ EngineMetrics::EngineMetrics(MetricsRegistry& r, const std::string& role, const 
       output_tokens_(r.GetCounter("deepinfer_output_tokens_total", "Tokens delivered.")),
       step_seconds_{&StepSeconds(r, role, "prefill"), &StepSeconds(r, role, "decode")},
       batch_tokens_(r.GetHistogram("deepinfer_batch_tokens", "Tokens of a step.", kTokenBuckets)),
+      draft_tokens_(r.GetCounter("deepinfer_spec_draft_tokens_total", "Drafts that were verified.")),
+      accepted_tokens_(r.GetCounter("deepinfer_spec_accepted_tokens_total", "Drafts that were accepted.")),
+      accept_len_(r.GetHistogram("deepinfer_spec_accept_len", "Tokens that a verified row gave, the sampled one included.", kLengthBuckets)),
       lookup_tokens_{&LookupTokens(r, "miss"), &LookupTokens(r, "hit")},
       evicted_blocks_(r.GetCounter("deepinfer_kv_evicted_blocks_total", "Cached blocks that gave way to new content.", {{"reason", "size"}})) {
   for (size_t i = 0; i < kNumReasons; ++i) {
@@ -71,6 +75,16 @@ void EngineMetrics::OnStep(const StepSample& sample, const StepSample& previous,
   if (t.kind == StepKind::kNone) return;
   step_seconds_[t.kind == StepKind::kDecode ? 1 : 0]->Observe(1e-9 * static_cast<double>(t.run_end_ns - t.run_begin_ns));
   batch_tokens_.Observe(static_cast<double>(t.num_tokens));
+  // Rows that accepted exactly k drafts: those that accepted a k-th one less those that accepted one more.
+  int32_t at_least = sample.num_verified[0];
+  for (size_t k = 0; k < kMaxDraftPositions && sample.num_verified[k] > 0; ++k) {
+    draft_tokens_.Add(sample.num_verified[k]);
+    accepted_tokens_.Add(sample.num_accepted[k]);
+  }
+  for (size_t k = 0; k < kMaxDraftPositions && at_least > 0; ++k) {
+    for (int32_t i = sample.num_accepted[k]; i < at_least; ++i) accept_len_.Observe(static_cast<double>(k) + 1);
+    at_least = sample.num_accepted[k];
+  }
 }
 
 void EngineMetrics::OnFirstToken(double seconds, int64_t num_tokens, int64_t num_cached) {

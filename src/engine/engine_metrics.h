@@ -45,6 +45,9 @@ class EngineMetrics {
   Counter& output_tokens_;
   std::array<Histogram*, 2> step_seconds_;  // prefill, decode
   Histogram& batch_tokens_;
+  Counter& draft_tokens_;
+  Counter& accepted_tokens_;
+  Histogram& accept_len_;
   std::array<Counter*, kNumReasons> finish_;
   std::array<Counter*, 2> lookup_tokens_;  // miss, hit
   Counter& evicted_blocks_;

@@ -30,6 +30,7 @@ EngineStats::EngineStats(int64_t logging_interval, StatsOptions options, const S
     : options_(std::move(options)),
       interval_(LoggingInterval(logging_interval, options_.is_prompt_engine)),
       max_batched_tokens_(scheduler.max_num_batched_tokens),
+      num_draft_positions_(std::min(static_cast<size_t>(std::max(scheduler.num_drafts, 0)), kMaxDraftPositions)),
       num_blocks_(static_cast<double>(scheduler.num_blocks - 1)),
       num_slots_(static_cast<double>(scheduler.num_state_slots() - 1)) {
   if (options_.registry != nullptr) metrics_ = std::make_unique<EngineMetrics>(*options_.registry, options_.role, options_.build);
@@ -61,6 +62,13 @@ void EngineStats::OnStep(const StepSample& sample) {
     sums_.max_k = std::max(sums_.max_k, sample.max_k);
     sums_.min_k = engine_step_.num_calls == 1 ? sample.min_k : std::min(sums_.min_k, sample.min_k);
     flops_ += sample.flops;
+    sums_.num_verify_rows += sample.num_verify_rows;
+    sums_.num_verify_requests += sample.num_verify_requests;
+    sums_.confidence_error_sum += sample.confidence_error;
+    for (size_t i = 0; i < num_draft_positions_; ++i) {
+      num_verified_[i] += sample.num_verified[i];
+      num_accepted_[i] += sample.num_accepted[i];
+    }
     if ((t.number - 1) % static_cast<uint64_t>(interval_) == 0) Emit(sample);
   }
   const StepTiming last = t.kind != StepKind::kNone ? t : previous_.timing;
@@ -109,6 +117,8 @@ void EngineStats::Emit(const StepSample& sample) {
   line.prompt_tokens_per_s = window_.prompt_tokens_per_s();
   line.output_tokens_per_s = window_.output_tokens_per_s();
   line.tokens_per_s = line.prompt_tokens_per_s + line.output_tokens_per_s;
+  line.num_verified.assign(num_verified_.begin(), num_verified_.begin() + static_cast<std::ptrdiff_t>(num_draft_positions_));
+  line.num_accepted.assign(num_accepted_.begin(), num_accepted_.begin() + static_cast<std::ptrdiff_t>(num_draft_positions_));
   line.num_running = sample.num_running;
   line.num_waiting = sample.num_waiting;
   line.num_partial = sample.num_partial;
@@ -131,6 +141,8 @@ void EngineStats::Emit(const StepSample& sample) {
   writer_->Push(std::move(line));
   sums_ = StatsLine();
   flops_ = {};
+  num_verified_.fill(0);
+  num_accepted_.fill(0);
   line_base_ = now;
   window_.Clear();
   for (StepTimer* timer : {&engine_step_, &schedule_, &forward_, &process_, &output_}) timer->Clear();

@@ -4,6 +4,8 @@
 // thread; the scheduler thread only fills samples, and lines are written by StatsWriter's thread.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -81,6 +83,7 @@ class EngineStats {
   StatsOptions options_;
   const int64_t interval_;
   const int64_t max_batched_tokens_;
+  const size_t num_draft_positions_;
   const double num_blocks_, num_slots_;
   std::unique_ptr<EngineMetrics> metrics_;  // null without registry
   std::unique_ptr<StatsWriter> writer_;     // null without lines
@@ -92,6 +95,7 @@ class EngineStats {
   StepTimer engine_step_, schedule_, forward_, process_, output_;
   StatsLine sums_;
   model::FlopsCounts flops_;
+  std::array<int64_t, kMaxDraftPositions> num_verified_{}, num_accepted_{};
 };
 
 }  // namespace deepinfer::engine

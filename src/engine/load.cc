@@ -142,6 +142,7 @@ Result<AsyncEngine*> Engine::async_engine() {
   options.core.sampling.logprobs_mode = load.raw_logprobs ? LogprobsMode::kRaw : LogprobsMode::kProcessed;
   options.core.sampling.compute_sum_smaller_probs = load.compute_sum_smaller_probs;
   options.core.on_step = load.on_step;
+  options.core.logging_interval_steps = load.disable_log_stats ? 0 : load.logging_interval_step;
   SchedulerOptions& scheduler = options.core.scheduler;
   ModelFacts facts;
   facts.max_model_len = parts.model->max_model_len();

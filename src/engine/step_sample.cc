@@ -26,6 +26,25 @@ void SampleRows(const StepPlan& plan, const model::FlopsModel* flops, bool drops
   }
 }
 
+void SampleDrafts(const StepPlan& plan, const StepResult& result, StepSample& sample) {
+  sample.num_verified.fill(0);
+  sample.num_accepted.fill(0);
+  sample.num_verify_rows = sample.num_verify_requests = 0;
+  sample.confidence_error = 0;
+  if (plan.kind != StepKind::kDecode) return;
+  sample.confidence_error = result.confidence_error;
+  for (size_t i = 0; i < plan.rows.size(); ++i) {
+    if (result.num_tokens[i] < 1) continue;
+    sample.num_verify_rows += 1 + result.num_verified[i];
+    ++sample.num_verify_requests;
+    for (int32_t j = 0; j < result.num_verified[i]; ++j) {
+      const size_t at = std::min(static_cast<size_t>(j), kMaxDraftPositions - 1);
+      ++sample.num_verified[at];
+      sample.num_accepted[at] += j + 1 < result.num_tokens[i] ? 1 : 0;
+    }
+  }
+}
+
 void SampleState(const Scheduler& scheduler, int64_t now_ns, StepSample& sample) {
   sample.now_ns = now_ns;
   sample.stats = scheduler.stats();

@@ -168,6 +168,38 @@ TEST(EngineStats, FlopsAndUtilisation) {
   EXPECT_THAT(lines.at(0), HasSubstr("MFU=20.00%)"));
 }
 
+// Three rows of a step with two drafts: none, one and both of them accepted; one row of the next step had none to verify.
+TEST(EngineStats, Drafts) {
+  StepPlan plan;
+  plan.kind = StepKind::kDecode;
+  plan.rows.resize(4);
+  StepResult result;
+  result.Reset(4, 3);
+  result.num_verified = {2, 2, 2, 0};
+  result.num_tokens = {1, 2, 3, 1};
+  result.confidence_error = 1.5;
+  StepSample s = Step(1, StepKind::kDecode, 10, 20);
+  SampleDrafts(plan, result, s);
+  MetricsRegistry registry;
+  StatsOptions options;
+  options.registry = &registry;
+  std::vector<std::string> lines;
+  options.sink = [&](std::string_view line) { lines.emplace_back(line); };
+  SchedulerOptions sizes = Sizes();
+  sizes.num_drafts = 2;
+  {
+    EngineStats stats(1, options, sizes);
+    stats.OnStep(s);
+  }
+  EXPECT_THAT(lines.at(0), HasSubstr("avg_nextn_accept_rate=50.0%, nextn_accept_rate=[66.7% 33.3%], verified_tokens=6, accepted_tokens=3, "
+                                     "avg_verified_len=2.50, avg_confidence_error=0.250, moe_lb=0.00"));
+  const std::string text = registry.TextExposition();
+  for (const char* series : {"deepinfer_spec_draft_tokens_total 6", "deepinfer_spec_accepted_tokens_total 3", "deepinfer_spec_accept_len_count 3",
+                             "deepinfer_spec_accept_len_bucket{le=\"1\"} 1", "deepinfer_spec_accept_len_bucket{le=\"2\"} 2",
+                             "deepinfer_spec_accept_len_bucket{le=\"3\"} 3"})
+    EXPECT_THAT(text, HasSubstr(series));
+}
+
 TEST(EngineStats, FailingSinkIsNotFatal) {
   StatsOptions options;
   options.sink = [](std::string_view) { throw std::runtime_error("disk full"); };
