@@ -46,7 +46,7 @@ std::string FormatStats(const StatsLine& l) {
   add("TTFT(max={:.1f}ms, mean={:.1f}ms), avg_length(input={:.1f}, output={:.1f}), finished={}, preempted={}, aborted={}, ", 1e3 * l.ttft_max_s,
       1e3 * Ratio(l.ttft_sum_s, l.num_first_tokens), Ratio(l.input_sum, l.num_ended), Ratio(l.output_sum, l.num_ended), l.num_finished,
       l.num_preempted, l.num_aborted);
-  add("sum_seqlen_qxk={}, max_seqlen_k={}, min_seqlen_k={}, attn_TFLOPs={:.3f}, ", l.sum_qk, l.max_k, l.min_k,
+  add("sum_seqlen_qxk={}, max_seqlen_k={}, min_seqlen_k={}, attn_TFLOPs={:.3g}, ", l.sum_qk, l.max_k, l.min_k,
       1e-12 * Ratio(l.attention_flop, seconds));
   if (l.bf16_peak_flops > 0) {
     add("MFU={:.2f}%)", 100 * Ratio(l.fp8_equivalent_flop, seconds * 2 * l.bf16_peak_flops));

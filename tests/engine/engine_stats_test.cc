@@ -137,7 +137,7 @@ TEST(EngineStats, WholeLine) {
             "avg_verified_len=0.00, avg_confidence_error=0.000, moe_lb=0.00, running=4, pending=5, chunked=1, num_batched_tokens=4[1.6%], "
             "KV_cache_usage=25.0%, state_cache_usage=40.0%, prefill_time=33.3%, decode_time=66.7%, prefill_caching_rate=25.0%, "
             "TTFT(max=40.0ms, mean=40.0ms), avg_length(input=200.0, output=2.0), finished=2, preempted=2, aborted=1, "
-            "sum_seqlen_qxk=13400, max_seqlen_k=228, min_seqlen_k=2, attn_TFLOPs=0.000, MFU=-)");
+            "sum_seqlen_qxk=13400, max_seqlen_k=228, min_seqlen_k=2, attn_TFLOPs=0, MFU=-)");
   EXPECT_EQ(lines[3],
             "RANK 0, GPU 3, step 3, [cpu] engine_step 10.000/10.000/10.000 ms, 3 calls, 100.0%; schedule 1.000/1.000/1.000 ms, 3 calls, "
             "10.0%; forward 8.000/8.000/8.000 ms, 3 calls, 80.0%; process 1.000/1.000/1.000 ms, 3 calls, 10.0%; output 2.000/2.000/2.000 ms, "

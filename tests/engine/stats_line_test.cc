@@ -56,7 +56,7 @@ TEST(StatsLine, EveryFieldInOrder) {
             "avg_verified_len=2.80, avg_confidence_error=0.100, moe_lb=1.25, running=3, pending=4, chunked=1, "
             "num_batched_tokens=512[25.0%], KV_cache_usage=50.0%, state_cache_usage=12.5%, prefill_time=75.0%, decode_time=25.0%, "
             "prefill_caching_rate=38.4%, TTFT(max=250.0ms, mean=150.0ms), avg_length(input=1000.0, output=100.5), finished=3, "
-            "preempted=2, aborted=1, sum_seqlen_qxk=123456, max_seqlen_k=900, min_seqlen_k=3, attn_TFLOPs=0.500, MFU=50.00%)");
+            "preempted=2, aborted=1, sum_seqlen_qxk=123456, max_seqlen_k=900, min_seqlen_k=3, attn_TFLOPs=0.5, MFU=50.00%)");
 }
 
 TEST(StatsLine, NothingHasHappened) {
@@ -66,7 +66,7 @@ TEST(StatsLine, NothingHasHappened) {
             "avg_confidence_error=0.000, moe_lb=0.00, running=0, pending=0, chunked=0, num_batched_tokens=0[0.0%], KV_cache_usage=0.0%, "
             "state_cache_usage=0.0%, prefill_time=0.0%, decode_time=0.0%, prefill_caching_rate=0.0%, TTFT(max=0.0ms, mean=0.0ms), "
             "avg_length(input=0.0, output=0.0), finished=0, preempted=0, aborted=0, sum_seqlen_qxk=0, max_seqlen_k=0, min_seqlen_k=0, "
-            "attn_TFLOPs=0.000, MFU=-)");
+            "attn_TFLOPs=0, MFU=-)");
 }
 
 TEST(StatsLine, Timers) {

@@ -16,6 +16,8 @@ Result<std::unique_ptr<engine::Engine>> LoadEngineFor(const Invocation& invocati
   engine::ApplyConfig(invocation.config, defaults, options);
   options.use_fp4_sparse_kv = invocation.config.model.kv_format == "fp4";
   options.with_draft = with_draft;
+  // Commands that do not serve write statistics lines only if they are told to.
+  options.disable_log_stats = invocation.config.log.quiet || !invocation.sources.IsSet("logging-interval-step");
   Progress progress("loading", {.quiet = invocation.config.log.quiet, .unit = ProgressUnit::kBytes, .clock = nullptr, .write_line = {}});
   options.progress = [&progress](int64_t done, int64_t total) { progress.Update(done, total); };
   return engine::LoadEngine(std::move(options));
