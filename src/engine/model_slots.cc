@@ -34,7 +34,10 @@ void ModelSlots::SaveState(int32_t slot, int32_t record) { At(slot).SaveProducer
 
 void ModelSlots::LoadState(int32_t record, int32_t slot) { At(slot).LoadProducerState(records_.at(static_cast<size_t>(record)).data()); }
 
-void ModelSlots::CopyState(int32_t from, int32_t to, int64_t length) { At(to).CopyStateFrom(At(from), length); }
+void ModelSlots::CopyState(int32_t from, int32_t to, int64_t length) {
+  const Status status = At(to).CopyStateFrom(At(from), length);
+  DI_CHECK(status.ok()) << status.message();
+}
 
 void ModelSlots::CopyBlock(int32_t from, int32_t to) {
   model_.CopyBlock(blocks_.at(static_cast<size_t>(from)), blocks_.at(static_cast<size_t>(to)));
@@ -50,6 +53,8 @@ void ModelSlots::Truncate(int32_t slot, int64_t length) {
   const Status status = At(slot).Truncate(length);
   DI_CHECK(status.ok()) << status.message();
 }
+
+void ModelSlots::PauseDrafts(bool is_paused) { model_.PauseDrafts(is_paused); }
 
 Status ModelSlots::Draft(std::span<const SlotDraft> drafts, int num_drafts, model::DraftChooser& chooser, std::span<int32_t> tokens,
                          std::span<float> confidence_logits) {

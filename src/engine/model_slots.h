@@ -37,6 +37,7 @@ class ModelSlots : public StepModel {
   void Truncate(int32_t slot, int64_t length) override;
   Result<std::span<const float>> Forward(std::span<const SlotChunk> chunks) override;
   int max_drafts() const override { return model_.has_draft_head() ? model_.config().dspark_block_size : 0; }
+  void PauseDrafts(bool is_paused) override;
   Status Draft(std::span<const SlotDraft> drafts, int num_drafts, model::DraftChooser& chooser, std::span<int32_t> tokens,
                std::span<float> confidence_logits) override;
 

@@ -193,7 +193,8 @@ bool Scheduler::EndPlan(StepPlan& plan) {
     return false;
   }
   pending_ops_.clear();
-  plan.num_drafts = options_.num_drafts;
+  if (plan.kind == StepKind::kPrefill) plan.num_drafts = draft_pause_.is_paused() ? 0 : options_.num_drafts;
+  plan.redistributes &= options_.varlen_verify && costs_.has_curve();
   plan.number = ++num_plans_;
   ++num_steps_in_flight_;
   return true;
@@ -304,7 +305,7 @@ bool Scheduler::PlanPrefill(StepPlan& plan) {
     row.previous_row = -1;
     row.num_ids = static_cast<int32_t>(q);
     row.is_last_chunk = !is_chunk;
-    if (!is_chunk) seq.num_drafts = options_.num_drafts;
+    if (!is_chunk) seq.num_drafts = draft_pause_.is_paused() ? 0 : options_.num_drafts;
     plan.ids.insert(plan.ids.end(), seq.tokens.begin() + seq.num_cached, seq.tokens.begin() + seq.num_cached + q);
     if (!is_chunk && seq.output_len() > 0) {
       row.outputs_begin = static_cast<int64_t>(plan.ids.size());
@@ -407,9 +408,13 @@ bool Scheduler::PlanDecode(StepPlan& plan) {
     if (a->spec.arrival_ns != b->spec.arrival_ns) return a->spec.arrival_ns < b->spec.arrival_ns;
     return a->id < b->id;
   });
-  for (Sequence* seq : scheduled_) {
-    StepRow& row = AddRow(*seq, seq->num_drafts + 1, plan);
-    seq->num_drafts = options_.num_drafts;
+  ChooseVerifyLengths(plan);
+  for (size_t i = 0; i < scheduled_.size(); ++i) {
+    Sequence* const seq = scheduled_[i];
+    StepRow& row = AddRow(*seq, verify_lengths_[i], plan);
+    seq->num_drafts = plan.num_drafts;
+    ++seq->num_decodes_planned;
+    plan.redistributes |= row.previous_row >= 0;
     if (row.previous_row < 0) {
       row.num_ids = 1;
       plan.ids.push_back(seq->tokens[static_cast<size_t>(row.start)]);
@@ -419,6 +424,34 @@ bool Scheduler::PlanDecode(StepPlan& plan) {
   if (!EndPlan(plan)) return false;
   ++stats_.num_decode_steps;
   return true;
+}
+
+void Scheduler::ChooseVerifyLengths(StepPlan& plan) {
+  verify_lengths_.clear();
+  for (const Sequence* seq : scheduled_) verify_lengths_.push_back(seq->num_drafts + 1);
+  plan.num_drafts = options_.num_drafts;
+  if (options_.num_drafts == 0 || !options_.varlen_verify || !costs_.has_curve() || scheduled_.empty()) return;
+  certain_.assign(static_cast<size_t>(options_.num_drafts), 1.0f);
+  verify_candidates_.clear();
+  for (const Sequence* seq : scheduled_) {
+    // How long a proposal may be must not depend on its own confidences: those of the one before decide. While a step is in
+    // flight that is the newest one the host knows.
+    const bool is_paired = seq->num_decodes_planned == seq->num_decodes_processed;
+    const auto of = [&](const std::vector<float>& rates) {
+      return std::span<const float>(rates.empty() ? certain_ : rates).first(static_cast<size_t>(seq->num_drafts));
+    };
+    verify_candidates_.push_back({of(is_paired ? seq->previous_rates : seq->rates), of(seq->rates)});
+  }
+  const VerifyChoice choice = verify_planner_.ChooseNumRows(verify_candidates_, costs_);
+  verify_planner_.DistributeRows(verify_candidates_, choice.num_rows, verify_lengths_);
+  const int64_t n = static_cast<int64_t>(scheduled_.size());
+  if (choice.step_ms <= 0) return;
+  const double rate_on = choice.expected_tokens / (choice.step_ms + costs_.DraftMs(n));
+  const double rate_off = static_cast<double>(n) / (costs_.ForwardMs(costs_.Bucket(n)) + costs_.SamplerMs(n));
+  if (!draft_pause_.Update(rate_on, rate_off)) {
+    plan.num_drafts = 0;
+    ++stats_.num_draftless_steps;
+  }
 }
 
 bool Scheduler::MakeRoom(int64_t count, size_t i, size_t& front) {

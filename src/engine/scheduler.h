@@ -24,6 +24,7 @@
 #include "engine/sequence.h"
 #include "engine/step_plan.h"
 #include "engine/step_vote.h"
+#include "engine/verify_schedule.h"
 
 namespace deepinfer::engine {
 
@@ -39,6 +40,9 @@ struct SchedulerOptions {
   int64_t lookahead_tokens = 0;     // smallest chunk that shares a step with others
   bool stop_preempted = false;      // end preempted requests instead of computing them again
   int num_drafts = 0;               // drafts verified per decode step at most
+  // Number of rows per sequence by measured cost and the head's confidence, none at all where drafting does not pay; needs
+  // SetDecodeCosts. Off: all drafts are verified.
+  bool varlen_verify = false;
   int64_t max_decode_gap_ms = 200;  // while sequences decode, a prefill step should last no longer; 0 = no limit
   int64_t starvation_ns = 30'000'000'000;
   int64_t max_skip_ns = 1'000'000'000;  // how long an unschedulable head is passed over
@@ -69,6 +73,8 @@ struct SchedulerStats {
   int64_t num_cached_tokens = 0;    // those that were found there
   int64_t num_output_tokens = 0;
   int64_t num_verified_drafts = 0, num_accepted_drafts = 0;
+  int64_t num_draftless_steps = 0;  // decode steps while drafting was paused
+  double confidence_error = 0;      // sum over verified drafts
   int64_t num_freed_partials = 0, num_demoted_forks = 0, num_block_copies = 0;
 };
 
@@ -100,6 +106,10 @@ class Scheduler {
   void Process(const StepPlan& plan, const StepResult& result);
   // Moves the events since the last call to the end of `events`.
   void TakeEvents(std::vector<SequenceEvent>& events);
+
+  // What decode steps cost, for varlen_verify; corrected by every step processed from here on.
+  void SetDecodeCosts(DecodeCostModel costs) { costs_ = std::move(costs); }
+  const DecodeCostModel& decode_costs() const { return costs_; }
 
   bool has_work() const { return !sequences_.empty(); }
   int64_t num_sequences() const { return static_cast<int64_t>(sequences_.size()); }
@@ -157,6 +167,8 @@ class Scheduler {
   StepRow& AddRow(Sequence& seq, int64_t num_tokens, StepPlan& plan);
   // Tokens of the next chunk; 0 = none fits. `is_cut` if the budget ends it before the prompt does.
   int64_t ChunkLength(Sequence& seq, int64_t used, int64_t budget, bool& is_cut) const;
+  // Rows of every sequence in scheduled_ (verify_lengths_), and whether the step drafts.
+  void ChooseVerifyLengths(StepPlan& plan);
   bool AdmitFork(Sequence& seq, StepPlan& plan);
   void AdmitPrompted(StepPlan& plan);
   int64_t BlocksWanted(const Sequence& seq) const;
@@ -201,8 +213,14 @@ class Scheduler {
   size_t next_prefill_sample_ = 0;
   std::vector<SequenceEvent> events_;
   SchedulerStats stats_;
+  DecodeCostModel costs_;
+  VerifyPlanner verify_planner_;
+  DraftPause draft_pause_;
 
   // Scratch.
+  std::vector<VerifyCandidate> verify_candidates_;
+  std::vector<int32_t> verify_lengths_;
+  std::vector<float> certain_;  // rates of drafts that nothing is known about: 1
   std::vector<int32_t> hit_blocks_;
   std::vector<Sequence*> order_, scheduled_;
 };

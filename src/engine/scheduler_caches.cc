@@ -106,6 +106,9 @@ void Scheduler::ReleaseCaches(Sequence& seq) {
   seq.decode_record = -1;
   seq.total_inflight = seq.last_inflight = 0;
   seq.num_drafts = 0;
+  seq.rates.clear();
+  seq.previous_rates.clear();
+  seq.num_decodes_planned = seq.num_decodes_processed = 0;
   seq.next_checkpoint = 0;
   ++seq.generation;
 }

@@ -32,6 +32,13 @@ void Scheduler::Process(const StepPlan& plan, const StepResult& result) {
       next_prefill_sample_ = (next_prefill_sample_ + 1) % kNumPrefillSamples;
     }
   }
+  if (plan.kind == StepKind::kDecode && options_.varlen_verify && result.forward_ns > 0) {
+    int64_t num_rows = static_cast<int64_t>(plan.rows.size());
+    for (const int32_t count : result.num_verified) num_rows += count;
+    costs_.Add(num_rows, static_cast<int64_t>(plan.rows.size()), static_cast<double>(result.forward_ns) * 1e-6,
+               static_cast<double>(result.sample_ns) * 1e-6, static_cast<double>(result.draft_ns) * 1e-6);
+  }
+  stats_.confidence_error += result.confidence_error;
   for (size_t i = 0; i < plan.rows.size(); ++i) ProcessRow(plan, result, i);
   for (const StateSave& save : plan.saves) ProcessSave(plan, save);
   for (const StepRow& row : plan.rows) {
@@ -68,7 +75,20 @@ void Scheduler::ProcessRow(const StepPlan& plan, const StepResult& result, size_
     if (!seq.spec.fork_ids.empty()) ForkChildren(seq);
   }
   const int64_t count = result.num_tokens[i];
-  DI_CHECK(count >= 1 && count <= (is_prefill ? 1 : row.num_tokens)) << count << " tokens of row " << i << " of step " << plan.number;
+  DI_CHECK(count >= 1 && count <= (is_prefill ? 1 : options_.num_drafts + 1)) << count << " tokens of row " << i << " of step " << plan.number;
+  if (plan.num_drafts > 0) {
+    seq.previous_rates.swap(seq.rates);
+    seq.rates.clear();
+    float rate = 1.0f;
+    for (int j = 0; j < plan.num_drafts; ++j) {
+      rate *= result.confidences[i * static_cast<size_t>(result.stride - 1) + static_cast<size_t>(j)];
+      seq.rates.push_back(rate);
+    }
+  } else {
+    seq.rates.clear();
+    seq.previous_rates.clear();
+  }
+  if (!is_prefill) ++seq.num_decodes_processed;
   stats_.num_verified_drafts += result.num_verified[i];
   stats_.num_accepted_drafts += count - 1;
   for (int64_t j = 0; j < count; ++j) {

@@ -66,6 +66,9 @@ struct Sequence {
   uint32_t generation = 0;        // grows when the caches are given up: rows of older ones are void
   int32_t last_row = -1;          // row of the newest step planned
   int num_drafts = 0;             // drafts that the device holds, or will hold after the steps in flight
+  // Cumulative acceptance rates of the newest drafts that the host knows of, and of those before.
+  std::vector<float> rates, previous_rates;
+  int64_t num_decodes_planned = 0, num_decodes_processed = 0;
 
   // Waiting order.
   int64_t waiting_since_ns = 0;

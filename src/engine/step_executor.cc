@@ -68,6 +68,8 @@ void StepExecutor::RunOps(const StepPlan& plan) {
 // Rows run to their next STATE save in each pass; without saves there is one pass.
 Status StepExecutor::RunRows(const StepPlan& plan, StepResult& result) {
   const size_t num_rows = plan.rows.size();
+  ChooseLengths(plan);
+  if (draft_options_.num_drafts > 0) model_.PauseDrafts(plan.num_drafts == 0);
   done_.assign(num_rows, 0);
   row_ids_.resize(num_rows * static_cast<size_t>(1 + draft_options_.num_drafts));
   size_t num_left = num_rows;
@@ -78,8 +80,8 @@ Status StepExecutor::RunRows(const StepPlan& plan, StepResult& result) {
     for (size_t i = 0; i < num_rows; ++i) {
       const StepRow& row = plan.rows[i];
       while (save < plan.saves.size() && plan.saves[save].row < static_cast<int32_t>(i)) ++save;
-      if (done_[i] == row.num_tokens) continue;
-      int32_t end = row.num_tokens;
+      if (done_[i] == lengths_[i]) continue;
+      int32_t end = lengths_[i];
       for (size_t s = save; s < plan.saves.size() && plan.saves[s].row == static_cast<int32_t>(i); ++s) {
         const auto at = static_cast<int32_t>(plan.saves[s].position - row.start);
         if (at > done_[i]) {
@@ -94,17 +96,20 @@ Status StepExecutor::RunRows(const StepPlan& plan, StepResult& result) {
         chunk.ids = plan.IdsOf(row).subspan(static_cast<size_t>(done_[i]), static_cast<size_t>(end - done_[i]));
       } else {
         const std::span<int32_t> ids =
-            std::span(row_ids_).subspan(i * static_cast<size_t>(1 + draft_options_.num_drafts), static_cast<size_t>(row.num_tokens));
+            std::span(row_ids_).subspan(i * static_cast<size_t>(1 + draft_options_.num_drafts), static_cast<size_t>(lengths_[i]));
         ids[0] = row.num_ids > 0 ? plan.IdsOf(row)[0] : last_tokens_[static_cast<size_t>(row.state_slot)];
         for (size_t j = 1; j < ids.size(); ++j) ids[j] = std::max(DraftsOf(row.state_slot)[j - 1], 0);
         chunk.ids = ids;
       }
-      const bool samples = end == row.num_tokens && (plan.kind == StepKind::kDecode || row.is_last_chunk);
-      const bool needs_all = plan.kind == StepKind::kDecode ? row.num_tokens > 1 : row.needs_all_rows;
+      const bool samples = end == lengths_[i] && (plan.kind == StepKind::kDecode || row.is_last_chunk);
+      const bool needs_all = plan.kind == StepKind::kDecode ? lengths_[i] > 1 : row.needs_all_rows;
       chunk.logits = needs_all ? LogitRows::kAll : samples ? LogitRows::kLast : LogitRows::kNone;
       chunk_rows_.push_back(static_cast<int32_t>(i));
     }
+    const int64_t forward_begin_ns = clock_.NowNs();
     DI_ASSIGN_OR_RETURN(const std::span<const float> logits, model_.Forward(chunks_));
+    const int64_t forward_end_ns = clock_.NowNs();
+    result.forward_ns += forward_end_ns - forward_begin_ns;
     const size_t width = static_cast<size_t>(model_.vocab_size());
     size_t offset = 0;
     ready_.clear();
@@ -113,7 +118,7 @@ Status StepExecutor::RunRows(const StepPlan& plan, StepResult& result) {
       const StepRow& row = plan.rows[i];
       const SlotChunk& chunk = chunks_[c];
       done_[i] += static_cast<int32_t>(chunk.ids.size());
-      if (done_[i] == row.num_tokens) --num_left;
+      if (done_[i] == lengths_[i]) --num_left;
       if (chunk.logits == LogitRows::kNone) continue;
       LogitsOfRow& ready = ready_.emplace_back();
       ready.row = static_cast<int32_t>(i);
@@ -124,11 +129,12 @@ Status StepExecutor::RunRows(const StepPlan& plan, StepResult& result) {
         ready.confidences = ConfidencesOf(row.state_slot).first(count - 1);
         result.num_verified[i] = static_cast<int32_t>(count) - 1;
       }
-      ready.samples = done_[i] == row.num_tokens && (plan.kind == StepKind::kDecode || row.is_last_chunk);
+      ready.samples = done_[i] == lengths_[i] && (plan.kind == StepKind::kDecode || row.is_last_chunk);
       ready.logits = logits.subspan(offset, count * width);
       offset += count * width;
     }
     if (!ready_.empty()) sampler_.Sample(plan, ready_, result);
+    result.sample_ns += clock_.NowNs() - forward_end_ns;
     for (const LogitsOfRow& ready : ready_) {
       if (!ready.samples) continue;
       const size_t i = static_cast<size_t>(ready.row);
@@ -156,6 +162,32 @@ float StepExecutor::Confidence(float logit, int draft) const {
   const std::vector<float>& all = draft_options_.temperatures;
   const float temperature = all.empty() ? 1.0f : all[all.size() == 1 ? 0 : static_cast<size_t>(draft)];
   return 1.0f / (1.0f + std::exp(-std::clamp(logit / std::max(temperature, 1e-5f), -60.0f, 60.0f)));
+}
+
+void StepExecutor::ChooseLengths(const StepPlan& plan) {
+  lengths_.clear();
+  int64_t num_tokens = 0;
+  for (const StepRow& row : plan.rows) {
+    lengths_.push_back(row.num_tokens);
+    num_tokens += row.num_tokens;
+  }
+  if (!plan.redistributes) return;
+  // The host knew the drafts of the step before last only. The number of rows stays.
+  const size_t n = static_cast<size_t>(draft_options_.num_drafts);
+  rates_.assign(plan.rows.size() * n, 0.0f);
+  verify_candidates_.clear();
+  for (size_t i = 0; i < plan.rows.size(); ++i) {
+    const StepRow& row = plan.rows[i];
+    size_t count = 0;
+    float rate = row.previous_row >= 0 ? 1.0f : 0.0f;
+    for (; count < n && DraftsOf(row.state_slot)[count] >= 0; ++count) {
+      rate *= ConfidencesOf(row.state_slot)[count];
+      rates_[i * n + count] = rate;
+    }
+    const std::span<const float> rates = std::span<const float>(rates_).subspan(i * n, count);
+    verify_candidates_.push_back({rates, rates});
+  }
+  verify_planner_.DistributeRows(verify_candidates_, num_tokens, lengths_);
 }
 
 Status StepExecutor::RunDrafts(const StepPlan& plan, StepResult& result) {
@@ -189,7 +221,9 @@ Status StepExecutor::RunDrafts(const StepPlan& plan, StepResult& result) {
   const size_t n = static_cast<size_t>(plan.num_drafts);
   draft_tokens_.resize(draft_rows_.size() * n);
   draft_confidences_.resize(draft_rows_.size() * n);
+  const int64_t begin_ns = clock_.NowNs();
   DI_RETURN_IF_ERROR(model_.Draft(slot_drafts_, plan.num_drafts, chooser, draft_tokens_, draft_confidences_));
+  result.draft_ns = clock_.NowNs() - begin_ns;
   for (size_t d = 0; d < draft_rows_.size(); ++d) {
     const size_t i = static_cast<size_t>(draft_rows_[d].row), stride = static_cast<size_t>(result.stride);
     bool is_stopped = false;

@@ -14,6 +14,7 @@
 #include "core/status.h"
 #include "engine/step_model.h"
 #include "engine/step_plan.h"
+#include "engine/verify_schedule.h"
 
 namespace deepinfer::engine {
 
@@ -79,6 +80,8 @@ class StepExecutor {
         .subspan(static_cast<size_t>(slot * draft_options_.num_drafts), static_cast<size_t>(draft_options_.num_drafts));
   }
   float Confidence(float logit, int draft) const;
+  // Tokens of every row: those of the plan, handed out again where the plan says so.
+  void ChooseLengths(const StepPlan& plan);
 
   StepModel& model_;
   RowSampler& sampler_;
@@ -91,13 +94,17 @@ class StepExecutor {
   // Scratch of a step.
   std::vector<SlotChunk> chunks_;
   std::vector<int32_t> chunk_rows_;
-  std::vector<int32_t> done_;  // tokens of each row that have run
+  std::vector<int32_t> lengths_;  // tokens of each row
+  std::vector<int32_t> done_;     // those that have run
   std::vector<LogitsOfRow> ready_;
   std::vector<int32_t> row_ids_;  // inputs of decode rows
   std::vector<DraftOfRow> draft_rows_;
   std::vector<SlotDraft> slot_drafts_;
   std::vector<int32_t> draft_tokens_;
   std::vector<float> draft_confidences_;
+  VerifyPlanner verify_planner_;
+  std::vector<VerifyCandidate> verify_candidates_;
+  std::vector<float> rates_;
 };
 
 }  // namespace deepinfer::engine

@@ -54,6 +54,8 @@ class StepModel {
 
   // Drafts that a pass can make at most; 0 = no draft head.
   virtual int max_drafts() const { return 0; }
+  // While paused, forward passes skip what only drafting needs.
+  virtual void PauseDrafts(bool is_paused) { (void)is_paused; }
   // See model::Model::DraftBatch. tokens, confidence_logits [drafts.size(), num_drafts].
   virtual Status Draft(std::span<const SlotDraft> drafts, int num_drafts, model::DraftChooser& chooser, std::span<int32_t> tokens,
                        std::span<float> confidence_logits) {

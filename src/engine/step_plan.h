@@ -74,6 +74,8 @@ struct StepPlan {
   std::vector<int32_t> blocks;
   int64_t num_tokens = 0;  // of all rows
   int num_drafts = 0;      // drafts to make behind every row that samples; 0 = none
+  // Decode: the device hands out the rows again, by confidences that the host does not know yet.
+  bool redistributes = false;
 
   bool is_empty() const { return rows.empty(); }
   std::span<const int32_t> IdsOf(const StepRow& row) const {
@@ -88,6 +90,7 @@ struct StepPlan {
     blocks.clear();
     num_tokens = 0;
     num_drafts = 0;
+    redistributes = false;
   }
 };
 
@@ -118,6 +121,7 @@ struct StepResult {
   };
   std::vector<PromptLogprobs> prompt_logprobs;
   int64_t duration_ns = 0;          // of the step on the device
+  int64_t forward_ns = 0, sample_ns = 0, draft_ns = 0;  // its parts
 
   TokenOutput& OutputOf(int32_t row, int32_t token) {
     return outputs[static_cast<size_t>(row) * static_cast<size_t>(stride) + static_cast<size_t>(token)];
@@ -133,7 +137,7 @@ struct StepResult {
     confidences.assign(num_rows * static_cast<size_t>(stride - 1), std::numeric_limits<float>::quiet_NaN());
     confidence_error = 0;
     prompt_logprobs.clear();
-    duration_ns = 0;
+    duration_ns = forward_ns = sample_ns = draft_ns = 0;
   }
 };
 

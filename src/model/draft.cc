@@ -67,6 +67,66 @@ void Model::Impl::StoreDraftTail(Tracer& tracer) {
   StoreDraftContext(tail, tail_taps, ws.tail_rope.as<float>(), tracer);
 }
 
+Status Model::Impl::EnsureTapRings(std::span<const Piece> pieces) {
+  const int64_t bytes = layout.rings.back().rows * tap_width() * device->activation_bytes();
+  for (const Piece& piece : pieces) {
+    if (piece.sequence->taps_.bytes() >= bytes) continue;
+    DI_ASSIGN_OR_RETURN(piece.sequence->taps_, device->Allocate(bytes));
+  }
+  return Status::Ok();
+}
+
+void Model::Impl::KeepTaps(std::span<const Piece> pieces) {
+  const int64_t ring_rows = layout.rings.back().rows, row_bytes = tap_width() * device->activation_bytes();
+  const uint8_t* const taps = static_cast<const uint8_t*>(ActOf(ws.taps, tap_width()).data);
+  for (size_t s = 0; s < pieces.size(); ++s) {
+    // Of the step behind decoder replay: the rows that went through the consumer half.
+    const device::SequenceRows& r = host_sequences[s];
+    if (r.num_rows == 0) continue;
+    Sequence& sequence = *pieces[s].sequence;
+    if (sequence.stale_from_ < 0) sequence.stale_from_ = r.start;
+    const int64_t end = r.start + r.num_rows;
+    for (int64_t p = std::max<int64_t>(r.start, end - ring_rows); p < end;) {
+      const int64_t n = std::min(end - p, ring_rows - p % ring_rows);
+      CopyDeviceBytes(*device, sequence.taps_.as<uint8_t>() + p % ring_rows * row_bytes, taps + (r.row_begin + p - r.start) * row_bytes,
+                      n * row_bytes);
+      p += n;
+    }
+  }
+}
+
+Status Model::Impl::CatchUpDraftContext(Sequence& sequence) {
+  if (sequence.stale_from_ < 0) return Status::Ok();
+  const int64_t ring_rows = layout.rings.back().rows, row_bytes = tap_width() * device->activation_bytes();
+  const int64_t end = sequence.length(), begin = std::max(sequence.stale_from_, end - ring_rows), n = end - begin;
+  sequence.stale_from_ = -1;
+  if (n <= 0) return Status::Ok();
+  DI_RETURN_IF_ERROR(EnsureWorkspace(n, 1));
+  const Act taps = ActOf(ws.tail_taps, tap_width());
+  std::vector<int32_t> positions;
+  for (int64_t p = begin; p < end; ++p) {
+    positions.push_back(static_cast<int32_t>(p));
+    CopyDeviceBytes(*device, taps.Rows(p - begin).data, sequence.taps_.as<uint8_t>() + p % ring_rows * row_bytes, row_bytes);
+  }
+  device->Upload(ws.positions.data(), positions.data(), n * 4);
+  device->RopeTable(ws.positions.as<int32_t>(), n, inverse_plain.as<float>(), config.qk_rope_head_dim, ws.tail_rope.as<float>());
+  device::SequenceRows rows;
+  rows.num_rows = static_cast<int32_t>(n);
+  rows.start = static_cast<int32_t>(begin);
+  rows.state = sequence.state_.as<uint8_t>();
+  rows.block_table = sequence.block_table_.as<int32_t>();
+  device->Upload(ws.tail_sequences.data(), &rows, sizeof(rows));
+  device::Step tail;
+  tail.num_rows = rows.num_rows;
+  tail.num_sequences = 1;
+  tail.sequences = ws.tail_sequences.as<device::SequenceRows>();
+  Tracer tracer(nullptr, *device);
+  StoreDraftContext(tail, taps, ws.tail_rope.as<float>(), tracer);
+  return Status::Ok();
+}
+
+void Model::PauseDrafts(bool is_paused) { impl_->drafts_paused = is_paused; }
+
 Status Model::Impl::EnsureDraftBuffers(int64_t sequences, int64_t num_drafts) {
   const int64_t v = config.vocab_size, cat = config.hidden_size + config.dspark_markov_rank;
   const int64_t drafts = sequences * num_drafts, rows = sequences * config.dspark_block_size;
@@ -88,6 +148,7 @@ Status Model::Impl::RunDraftBlock(std::span<const DraftChunk> chunks, int num_dr
   const int64_t block = config.dspark_block_size, h = config.hidden_size, m = config.hc_mult, v = config.vocab_size;
   const int64_t rank = config.dspark_markov_rank, n = static_cast<int64_t>(chunks.size()), drafts = num_drafts;
   DI_RETURN_IF_ERROR(EnsureDraftBuffers(n, drafts));
+  for (const DraftChunk& chunk : chunks) DI_RETURN_IF_ERROR(CatchUpDraftContext(*chunk.sequence));
   draft_ids.assign(static_cast<size_t>(n * block), config.dspark_noise_token_id);
   draft_host_tokens.resize(static_cast<size_t>(n));
   draft_pieces.clear();

@@ -493,6 +493,9 @@ void Model::Impl::EnterConsumerHalf(std::span<const Piece> pieces, int next_tap,
 
 Status Model::Impl::RunStep(std::span<const Piece> pieces, TraceSink* sink) {
   if (stage_clock != nullptr) stage_clock->Begin();
+  if (has_draft && drafts_paused) DI_RETURN_IF_ERROR(EnsureTapRings(pieces));
+  if (has_draft && !drafts_paused)
+    for (const Piece& piece : pieces) DI_RETURN_IF_ERROR(CatchUpDraftContext(*piece.sequence));
   DI_RETURN_IF_ERROR(BeginStep(pieces, false));
   Tracer tracer(sink, *device);
   int64_t t = step.num_rows;
@@ -545,7 +548,11 @@ Status Model::Impl::RunStep(std::span<const Piece> pieces, TraceSink* sink) {
     pre = RunLayer(w, layer, false, pre, tracer);
   }
   if (has_draft) {
-    StoreDraftTail(tracer);
+    if (drafts_paused) {
+      KeepTaps(pieces);
+    } else {
+      StoreDraftTail(tracer);
+    }
     Mark(config.num_hidden_layers, Stage::kDraftContext);
   }
 

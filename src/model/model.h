@@ -130,6 +130,10 @@ class Model {
   Status DraftBatch(std::span<const DraftChunk> chunks, int num_drafts, DraftChooser* chooser, std::span<int32_t> tokens,
                     std::span<float> confidence_logits);
 
+  // While paused, forward passes do not project draft keys: the taps of the newest tokens are kept instead. The first pass
+  // or draft after the pause makes up for it; drafts are bitwise those without a pause.
+  void PauseDrafts(bool is_paused);
+
   // Measures the stages of the steps from here on; null ends it. The clock must outlive its use.
   void SetStageClock(StageClock* clock);
 

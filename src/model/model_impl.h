@@ -67,6 +67,7 @@ struct Model::Impl {
   device::Arithmetic arithmetic;
   int64_t max_model_len = 0;
   bool has_draft = false;
+  bool drafts_paused = false;
   // Slots may run that far: rows of drafts that turn out wrong, of steps that were queued before (engine 5).
   int64_t max_slot_len() const { return max_model_len + (has_draft ? 3 * config.dspark_block_size + 1 : 1); }
   int64_t max_step_rows = 0;
@@ -129,6 +130,13 @@ struct Model::Impl {
   void StoreDraftContext(const device::Step& tail, device::Act taps, const float* rope, Tracer& tracer);
   // The rows of the step that stay in the draft rings, then StoreDraftContext.
   void StoreDraftTail(Tracer& tracer);
+
+  int64_t tap_width() const { return static_cast<int64_t>(config.dspark_target_layer_ids.size()) * config.hidden_size; }
+  // While drafting is paused: a ring for the taps of every sequence, filled by the step; after the pause: the draft keys of
+  // the tokens processed meanwhile.
+  Status EnsureTapRings(std::span<const Piece> pieces);
+  void KeepTaps(std::span<const Piece> pieces);
+  Status CatchUpDraftContext(Sequence& sequence);
 
   Status EnsureDraftBuffers(int64_t sequences, int64_t num_drafts);
   // The block pass of all chunks, then one draft after the other. Leaves tokens [num_drafts + 1, chunks] and logits

@@ -40,6 +40,7 @@ void Sequence::Bind(std::span<const int32_t> history, int64_t valid_start, int64
   is_image_.clear();
   blocks_.clear();
   valid_start_ = valid_start;
+  stale_from_ = -1;
   window_floor_ = std::max(valid_start, has_decoder_replay_ ? decoder_floor : 0);
 }
 
@@ -52,7 +53,7 @@ void Sequence::SetBlocks(int64_t first, std::span<const int32_t> blocks) {
                  static_cast<int64_t>(blocks.size() * sizeof(int32_t)));
 }
 
-void Sequence::CopyStateFrom(const Sequence& other, int64_t length) {
+Status Sequence::CopyStateFrom(const Sequence& other, int64_t length) {
   DI_CHECK(is_slot_ && other.length() - length <= max_backtracking()) << "state of length " << other.length() << " copied at " << length;
   ids_.assign(other.ids_.begin(), other.ids_.begin() + length);
   is_image_ = other.is_image_;
@@ -61,6 +62,13 @@ void Sequence::CopyStateFrom(const Sequence& other, int64_t length) {
   valid_start_ = other.valid_start_;
   window_floor_ = other.window_floor_;
   CopyDeviceBytes(device_, state_.data(), other.state_.data(), state_.bytes());
+  stale_from_ = other.stale_from_;
+  if (stale_from_ < 0) return Status::Ok();
+  if (taps_.bytes() < other.taps_.bytes()) {
+    DI_ASSIGN_OR_RETURN(taps_, device_.Allocate(other.taps_.bytes()));
+  }
+  CopyDeviceBytes(device_, taps_.data(), other.taps_.data(), other.taps_.bytes());
+  return Status::Ok();
 }
 
 void Sequence::SaveProducerState(void* to) const { CopyDeviceBytes(device_, to, state_.data(), producer_state_bytes()); }
@@ -74,7 +82,10 @@ Status Sequence::Truncate(int64_t new_length) {
     return InvalidArgument(fmt::format("cannot take back {} tokens: the caches keep {}", length() - new_length, max_backtracking()));
   ids_.resize(static_cast<size_t>(new_length));
   if (!is_image_.empty()) is_image_.resize(static_cast<size_t>(new_length));
-  if (new_length == 0) window_floor_ = 0;
+  if (new_length == 0) {
+    window_floor_ = 0;
+    stale_from_ = -1;
+  }
   Shrink((new_length + kBlockTokens - 1) / kBlockTokens);
   return Status::Ok();
 }

@@ -41,8 +41,8 @@ class Sequence {
   void Bind(std::span<const int32_t> history, int64_t valid_start, int64_t decoder_floor);
   // Entries of the block table from `first` on.
   void SetBlocks(int64_t first, std::span<const int32_t> blocks);
-  // Becomes `other` as it was at `length` (at most max_backtracking() tokens ago), without its blocks.
-  void CopyStateFrom(const Sequence& other, int64_t length);
+  // Errors: kResourceExhausted. Becomes `other` as it was at `length` (at most max_backtracking() tokens ago), without its blocks.
+  Status CopyStateFrom(const Sequence& other, int64_t length);
   // The window rings of the producer half at the present length, `producer_state_bytes` of device memory.
   int64_t producer_state_bytes() const { return layout_.persistable_state_bytes; }
   void SaveProducerState(void* to) const;
@@ -67,6 +67,8 @@ class Sequence {
   device::Buffer block_table_;      // device copy of blocks_
   device::Buffer state_;
   int64_t window_floor_ = 0;        // decoder replay: first position that runs through the consumer half
+  device::Buffer taps_;             // ring of the newest draft taps, kept while drafting is paused; made when first needed
+  int64_t stale_from_ = -1;         // draft keys from this position on are missing: their taps are in taps_; -1 = none
   int64_t valid_start_ = 0;         // encoder replay: window keys of smaller positions do not exist
   bool is_slot_ = false;            // blocks and floors are set from outside
   bool has_decoder_replay_ = false;

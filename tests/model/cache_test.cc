@@ -193,6 +193,34 @@ TEST_P(CacheTest, DraftsDoNotDependOnChunking) {
   }
 }
 
+// Drafts after a pause, wherever it begins and ends, are those without one.
+TEST_P(CacheTest, PausedDraftsAreCaughtUpBitwise) {
+  Model& model = Nano(GetParam());
+  const auto ids = Prompt("len0333");
+  const auto draft = [&](size_t pause_begin, size_t pause_end) {
+    auto sequence = NewSequence(model);
+    for (size_t done = 0; done < 300;) {
+      // Prefill in chunks, then one by one.
+      const size_t n = done < 120 ? 60 : 1;
+      model.PauseDrafts(done >= pause_begin && done < pause_end);
+      SequenceChunk chunk{.sequence = sequence.get(), .ids = std::span(ids).subspan(done, n)};
+      EXPECT_TRUE(model.Forward({&chunk, 1}).ok());
+      done += n;
+    }
+    model.PauseDrafts(false);
+    return model.Draft(*sequence, ids[300], true).value();
+  };
+  const DraftResult without = draft(0, 0);
+  const std::pair<size_t, size_t> pauses[] = {{0, 300}, {0, 60}, {60, 130}, {250, 300}, {290, 295}, {299, 300}, {130, 290}};
+  for (const auto& [begin, end] : pauses) {
+    SCOPED_TRACE(begin);
+    const DraftResult paused = draft(begin, end);
+    EXPECT_EQ(paused.tokens, without.tokens);
+    EXPECT_TRUE(BitwiseEqual(paused.logits, without.logits));
+    EXPECT_TRUE(BitwiseEqual(paused.confidence_logits, without.confidence_logits));
+  }
+}
+
 // Takes the second best token of every row.
 class SecondBest : public DraftChooser {
  public:
