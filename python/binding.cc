@@ -4,7 +4,10 @@
 // public names and their documentation. Generation runs without the interpreter lock; Ctrl-C and other signals are seen
 // between steps.
 #include <chrono>
+#include <condition_variable>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -19,6 +22,7 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include "deepinfer/engine.h"
 #include "deepinfer/llm.h"
 #include "sampling/params.h"
 
@@ -243,6 +247,150 @@ std::unique_ptr<LLM> LoadLlm(const EngineOptions& options, const nb::object& pro
   return Take(std::move(*result));
 }
 
+// One output of one request, as LLMEngine.step() reads it.
+struct EngineOutput {
+  uint64_t tag = 0;
+  int sample = 0;
+  std::optional<TokenOutput> token;
+  std::string text, finish_reason;
+  int64_t cached_tokens = 0;
+  std::vector<float> prompt_logprobs;  // with the first token
+  std::optional<std::string> stop_string;  // with the last output
+  std::optional<int32_t> stop_token_id;
+};
+
+// Engine with one queue for the outputs of all its requests.
+class EngineQueue {
+ public:
+  explicit EngineQueue(const EngineOptions& options) {
+    std::optional<Result<std::unique_ptr<Engine>>> result;
+    {
+      nb::gil_scoped_release release;
+      result.emplace(Engine::Start(options));
+    }
+    engine_ = Take(std::move(*result));
+  }
+
+  void Submit(uint64_t tag, std::vector<int32_t> prompt_ids, const SamplingParams& params, std::string cache_salt,
+              std::vector<int64_t> chunk_checkpoints) {
+    GenerationRequest request;
+    request.prompt_ids = std::move(prompt_ids);
+    request.params = params;
+    request.cache_salt = std::move(cache_salt);
+    request.chunk_checkpoints = std::move(chunk_checkpoints);
+    Request handle = Take(engine_->Submit(std::move(request), [this, tag](int sample, const StreamUpdate& update) {
+      Push(tag, sample, update);
+      return StreamAction::kContinue;
+    }));
+    requests_.emplace(tag, std::move(handle));
+  }
+
+  // Waits at most that long for the first output, then takes all that are there.
+  std::vector<EngineOutput> TakeOutputs(double wait_s) {
+    std::vector<EngineOutput> taken;
+    {
+      nb::gil_scoped_release release;
+      std::unique_lock lock(mutex_);
+      changed_.wait_for(lock, std::chrono::duration<double>(wait_s), [&] { return !outputs_.empty(); });
+      taken.swap(outputs_);
+    }
+    return taken;
+  }
+
+  void Cancel(uint64_t tag) {
+    if (const auto it = requests_.find(tag); it != requests_.end()) it->second.Cancel();
+  }
+  void Forget(uint64_t tag) { requests_.erase(tag); }
+  Engine& engine() { return *engine_; }
+
+ private:
+  void Push(uint64_t tag, int sample, const StreamUpdate& update) {
+    EngineOutput output;
+    output.tag = tag;
+    output.sample = sample;
+    if (update.token != nullptr) output.token = *update.token;
+    output.text = update.text;
+    output.finish_reason = FinishReasonName(update.finish_reason);
+    if (const Completion* c = update.completion; c != nullptr) {
+      if (c->ids.size() == 1) {
+        output.cached_tokens = c->usage.cached_tokens;
+        output.prompt_logprobs = c->prompt_logprobs;
+      }
+      if (update.finish_reason != FinishReason::kNone) {
+        output.stop_string = c->stop_string;
+        output.stop_token_id = c->stop_token_id;
+      }
+    }
+    {
+      std::lock_guard lock(mutex_);
+      outputs_.push_back(std::move(output));
+    }
+    changed_.notify_one();
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<EngineOutput> outputs_;  // GUARDED_BY(mutex_)
+  std::map<uint64_t, Request> requests_;
+  std::unique_ptr<Engine> engine_;  // goes first: its last outputs still come here
+};
+
+void BindEngine(nb::module_& m) {
+  nb::class_<EngineOutput>(m, "EngineOutput")
+      .def_ro("tag", &EngineOutput::tag)
+      .def_ro("sample", &EngineOutput::sample)
+      .def_ro("token", &EngineOutput::token)
+      .def_prop_ro("text", [](const EngineOutput& o) { return ToStr(o.text); })
+      .def_prop_ro("finish_reason", [](const EngineOutput& o) { return ToStr(o.finish_reason); })
+      .def_ro("cached_tokens", &EngineOutput::cached_tokens)
+      .def_ro("prompt_logprobs", &EngineOutput::prompt_logprobs)
+      .def_ro("stop_string", &EngineOutput::stop_string)
+      .def_ro("stop_token_id", &EngineOutput::stop_token_id);
+  nb::class_<EngineQueue>(m, "Engine")
+      .def(nb::init<const EngineOptions&>(), nb::arg("options"))
+      .def("submit", &EngineQueue::Submit, nb::arg("tag"), nb::arg("prompt_ids"), nb::arg("params"), nb::arg("cache_salt"),
+           nb::arg("chunk_checkpoints"))
+      .def("take_outputs", &EngineQueue::TakeOutputs, nb::arg("wait_s"))
+      .def("cancel", &EngineQueue::Cancel, nb::arg("tag"))
+      .def("forget", &EngineQueue::Forget, nb::arg("tag"))
+      .def("stats",
+           [](EngineQueue& e) {
+             const EngineStats s = e.engine().Stats();
+             nb::dict d;
+             d["num_running"] = s.num_running;
+             d["num_waiting"] = s.num_waiting;
+             d["num_unfinished"] = s.num_unfinished;
+             d["num_steps"] = s.num_steps;
+             d["num_prefill_steps"] = s.num_prefill_steps;
+             d["num_decode_steps"] = s.num_decode_steps;
+             d["num_finished"] = s.num_finished;
+             d["num_aborted"] = s.num_aborted;
+             d["num_preempted"] = s.num_preempted;
+             d["num_prefill_tokens"] = s.num_prefill_tokens;
+             d["num_cached_tokens"] = s.num_cached_tokens;
+             d["num_output_tokens"] = s.num_output_tokens;
+             d["num_blocks"] = s.num_blocks;
+             d["num_used_blocks"] = s.num_used_blocks;
+             d["num_cached_blocks"] = s.num_cached_blocks;
+             d["num_state_slots"] = s.num_state_slots;
+             d["num_used_state_slots"] = s.num_used_state_slots;
+             d["last_step_age_s"] = s.last_step_age_s;
+             d["is_healthy"] = s.is_healthy;
+             return d;
+           })
+      .def("encode", [](EngineQueue& e, const std::string& text) { return e.engine().Encode(text); })
+      .def("decode", [](EngineQueue& e, const std::vector<int32_t>& ids, bool skip_special_tokens) {
+        return ToStr(e.engine().Decode(ids, skip_special_tokens));
+      })
+      .def_prop_ro("vocab_size", [](EngineQueue& e) { return e.engine().vocab_size(); })
+      .def_prop_ro("eos_token_id", [](EngineQueue& e) { return e.engine().eos_token_id(); })
+      .def_prop_ro("max_model_len", [](EngineQueue& e) { return e.engine().max_model_len(); })
+      .def_prop_ro("prompt_limit", [](EngineQueue& e) { return e.engine().prompt_limit(); })
+      .def_prop_ro("max_num_batched_tokens", [](EngineQueue& e) { return e.engine().max_num_batched_tokens(); })
+      .def_prop_ro("max_num_seqs", [](EngineQueue& e) { return e.engine().max_num_seqs(); })
+      .def_prop_ro("load_s", [](EngineQueue& e) { return e.engine().load_s(); });
+}
+
 void BindParams(nb::module_& m) {
   nb::class_<SamplingParams>(m, "SamplingParams")
       .def(nb::init<>())
@@ -272,6 +420,7 @@ void BindParams(nb::module_& m) {
       .def_rw("detokenize", &SamplingParams::detokenize)
       .def_rw("n", &SamplingParams::n)
       .def_rw("priority", &SamplingParams::priority)
+      .def_rw("cache_mode", &SamplingParams::cache_mode)
       .def_rw("max_output_bytes", &SamplingParams::max_output_bytes, nb::arg().none())
       .def_rw("timeout_s", &SamplingParams::timeout_s, nb::arg().none())
       .def("validate", [](const SamplingParams& params, int vocab_size) {
@@ -291,8 +440,34 @@ void BindParams(nb::module_& m) {
       .def_rw("prefill_chunk_tokens", &EngineOptions::prefill_chunk_tokens)
       .def_rw("max_num_seqs", &EngineOptions::max_num_seqs)
       .def_rw("decoder_replay", &EngineOptions::decoder_replay)
+      .def_rw("decoder_replay_keep", &EngineOptions::decoder_replay_keep)
       .def_rw("raw_logprobs", &EngineOptions::raw_logprobs)
-      .def_rw("compute_sum_smaller_probs", &EngineOptions::compute_sum_smaller_probs);
+      .def_rw("compute_sum_smaller_probs", &EngineOptions::compute_sum_smaller_probs)
+      .def_rw("decode_token_blacklist", &EngineOptions::decode_token_blacklist)
+      .def_rw("max_num_batched_tokens", &EngineOptions::max_num_batched_tokens)
+      .def_rw("chunked_prefill", &EngineOptions::chunked_prefill)
+      .def_rw("lookahead_tokens", &EngineOptions::lookahead_tokens)
+      .def_rw("stop_preempted_request", &EngineOptions::stop_preempted_request)
+      .def_rw("zero_overhead_scheduling", &EngineOptions::zero_overhead_scheduling)
+      .def_rw("max_decode_gap_ms", &EngineOptions::max_decode_gap_ms)
+      .def_rw("decode_steps_per_prefill", &EngineOptions::decode_steps_per_prefill)
+      .def_rw("prefill_attempt_interval", &EngineOptions::prefill_attempt_interval, nb::arg().none())
+      .def_rw("prefill_any_attempt_interval", &EngineOptions::prefill_any_attempt_interval)
+      .def_rw("prefill_max_sum_seqlen_k", &EngineOptions::prefill_max_sum_seqlen_k)
+      .def_rw("max_queued_requests", &EngineOptions::max_queued_requests)
+      .def_rw("gpu_memory_utilization", &EngineOptions::gpu_memory_utilization)
+      .def_rw("num_kv_blocks", &EngineOptions::num_kv_blocks)
+      .def_rw("num_state_slots_ratio", &EngineOptions::num_state_slots_ratio)
+      .def_rw("cache_mode", &EngineOptions::cache_mode)
+      .def_rw("cache_salt", &EngineOptions::cache_salt)
+      .def_rw("kv_state_every_blocks", &EngineOptions::kv_state_every_blocks)
+      .def_rw("kv_persist_swa", &EngineOptions::kv_persist_swa)
+      .def_rw("kv_replay_tokens", &EngineOptions::kv_replay_tokens)
+      .def_rw("batch_invariant", &EngineOptions::batch_invariant)
+      .def_rw("deterministic", &EngineOptions::deterministic)
+      .def_rw("logging_interval_step", &EngineOptions::logging_interval_step)
+      .def_rw("disable_log_stats", &EngineOptions::disable_log_stats)
+      .def_static("from_environment", [] { return Take(EngineOptions::FromEnvironment()); });
 }
 
 void BindOutputs(nb::module_& m) {
@@ -371,6 +546,7 @@ NB_MODULE(_core, m) {
   m.attr("ResourceError") = nb::borrow(resource_error);
   BindParams(m);
   BindOutputs(m);
+  BindEngine(m);
   nb::class_<CancelToken>(m, "CancelToken").def(nb::init<>()).def("cancel", &CancelToken::Cancel);
   nb::class_<LLM>(m, "LLM")
       .def_static("load", &LoadLlm, nb::arg("options"), nb::arg("progress").none())

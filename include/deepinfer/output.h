@@ -47,11 +47,14 @@ struct TokenOutput {
   int64_t num_output_tokens = 0;  // 1-based index of this token in the output
 };
 
+struct Completion;
+
 // What the streaming callback receives, once per output token and once more for text that was held back at the end.
 struct StreamUpdate {
   const TokenOutput* token = nullptr;  // null in the last update if it carries text only
   std::string_view text;               // new text; whole UTF-8 characters; may be empty
   FinishReason finish_reason = FinishReason::kNone;  // set in the last update of a request
+  const Completion* completion = nullptr;  // the sample so far, this token included; null if nothing ran
 };
 
 enum class StreamAction {

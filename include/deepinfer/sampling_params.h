@@ -46,6 +46,7 @@ struct SamplingParams {
   bool detokenize = true;            // false: ids only, no text
   int n = 1;                         // parallel samples; sample i uses seed + i
   int priority = 0;                  // smaller = sooner
+  std::string cache_mode;            // replay, exact, off; empty = the engine's
 
   std::optional<int64_t> max_output_bytes;  // text bytes, ends with "length"
   std::optional<double> timeout_s;          // wall time, ends with "timeout"

@@ -9,15 +9,20 @@
 """
 
 from ._core import ModelError, ResourceError, __version__
+from .engine import EngineSequence, LLMEngine
+from .engine_args import EngineArgs
 from .llm import LLM, Tokenizer
 from .outputs import ChatDelta, ChatOutput, GenerationOutput, RequestOutput
 from .sampling_params import SAMPLING_EPS, SamplingParams
 
 __all__ = [
     "LLM",
+    "LLMEngine",
     "SAMPLING_EPS",
     "ChatDelta",
     "ChatOutput",
+    "EngineArgs",
+    "EngineSequence",
     "GenerationOutput",
     "ModelError",
     "RequestOutput",

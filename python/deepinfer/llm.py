@@ -14,30 +14,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from . import _core
-from .outputs import ChatDelta, ChatOutput, GenerationOutput, RequestOutput
+from .engine_args import EngineArgs
+from .outputs import ChatDelta, ChatOutput, GenerationOutput, RequestOutput, _request_output
 from .sampling_params import SamplingParams
-
-_DEFAULT_MAX_MODEL_LEN = 4096
-
-# Engine arguments that this version accepts with one value only: what it does anyway.
-_FIXED_ARGUMENTS: dict[str, tuple[Any, ...]] = {
-    "data_parallel_size": (0, 1),
-    "context_parallel_size": (1,),
-    "engram_parallel_size": (0, 1),
-    "engine_rank": (0,),
-    "engine_group_rank": (0,),
-    "tokens_per_block": (-1, 128),
-    "stop_preempted_request": (False,),
-    "offline_inference": (True,),
-}
-# Accepted and without effect in this version.
-_IGNORED_ARGUMENTS = {
-    "served_model_name",
-    "disable_log_stats",
-    "chunked_prefill",
-    "ignore_len",
-    "lookahead_tokens",
-}
 
 
 class Tokenizer:
@@ -77,12 +56,10 @@ class LLM:
         seed: accepted and ignored; weights and kernels use no random numbers.
         gpu_memory_utilization: share of the device memory to use, at most 1.
         decode_sequence: ``generate`` returns texts; False: lists of ``RequestOutput``, one per token.
-        **kwargs: engine arguments: ``max_model_len`` (prompt and output tokens together; default 4096, capped by the
-            model), ``max_num_batched_tokens`` (prompt tokens per step), ``max_num_seqs`` (prompts of one call that run
-            together, default 32), ``load_format`` ("auto" or "dummy"); and
-            ``device`` ("auto", "cpu"), ``numerics`` ("release", "fp32", "plain"), ``num_threads`` (0 = all cores),
-            ``cpu_isa`` ("auto", "scalar", "avx2", "avx512"), ``logprobs_mode`` ("processed" or "raw"),
-            ``compute_sum_smaller_probs``.
+        **kwargs: any argument of ``EngineArgs``, among them ``max_model_len`` (prompt and output tokens together; default
+            4096, capped by the model), ``max_num_seqs`` (prompts of one call that run together), ``cache_mode``,
+            ``decoder_replay``, ``device``, ``numerics``, ``num_threads``. Variables like ``DEEPINFER_MAX_NUM_SEQS`` set those
+            that are not given.
 
     Raises:
         ModelError: the model or one of its files is missing, damaged or unsupported.
@@ -107,68 +84,34 @@ class LLM:
         **kwargs: Any,
     ):
         self._core: _core.LLM | None = None
-        model = os.fspath(model)
-        if tokenizer is not None and os.fspath(tokenizer) != model:
-            raise ValueError(f"tokenizer is {tokenizer!r} but must be the model {model!r}")
-        if expert_parallel_size != 1:
-            raise ValueError(f"expert_parallel_size is {expert_parallel_size} but this version runs on one device; use 1")
-        if not 0 < gpu_memory_utilization <= 1:
-            raise ValueError(f"gpu_memory_utilization is {gpu_memory_utilization} but must be in (0, 1]")
-        if tokenizer_revision is not None and tokenizer_revision != revision:
-            raise ValueError(f"tokenizer_revision is {tokenizer_revision!r} but must equal revision {revision!r}")
-        options = _core.EngineOptions()
-        options.model = model
-        if revision is not None:
-            options.revision = revision
-        self._apply_arguments(options, kwargs)
+        for name, value in (("stop_preempted_request", False), ("offline_inference", True), ("disable_log_stats", True)):
+            if kwargs.get(name, value) not in (value, None):
+                raise ValueError(f"{name} is {kwargs[name]!r} but must be {value!r} for LLM; LLMEngine takes it")
+            kwargs[name] = value
+        args = EngineArgs.from_dict(
+            {
+                "model": model,
+                "tokenizer": tokenizer,
+                "trust_remote_code": trust_remote_code,
+                "expert_parallel_size": expert_parallel_size,
+                "revision": revision,
+                "tokenizer_revision": tokenizer_revision,
+                "seed": seed,
+                "gpu_memory_utilization": gpu_memory_utilization,
+                **kwargs,
+            },
+            "LLM()",
+        )
+        options = args._to_core()
         self.decode_sequence = decode_sequence
         self._lock = threading.Lock()
         self._owner: int | None = None
         self._next_request_id = 0
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         self._core = _core.LLM.load(options, None)
-
-    @staticmethod
-    def _apply_arguments(options: _core.EngineOptions, kwargs: Mapping[str, Any]) -> None:
-        options.max_model_len = _DEFAULT_MAX_MODEL_LEN
-        for name, value in kwargs.items():
-            if name in _FIXED_ARGUMENTS:
-                if value not in _FIXED_ARGUMENTS[name]:
-                    allowed = " or ".join(repr(item) for item in _FIXED_ARGUMENTS[name])
-                    raise ValueError(f"{name} is {value!r} but must be {allowed} in this version")
-            elif name in _IGNORED_ARGUMENTS:
-                continue
-            elif name == "max_model_len":
-                if value is not None:
-                    if not isinstance(value, int) or value < 1:
-                        raise ValueError(f"max_model_len is {value!r} but must be an integer of at least 1")
-                    options.max_model_len = value
-            elif name == "max_num_batched_tokens":
-                if value is not None:
-                    if not isinstance(value, int) or value < 128:
-                        raise ValueError(f"max_num_batched_tokens is {value!r} but must be an integer of at least 128")
-                    options.prefill_chunk_tokens = value
-            elif name == "max_num_seqs":
-                if value is not None:
-                    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 8192:
-                        raise ValueError(f"max_num_seqs is {value!r} but must be in [1, 8192]")
-                    options.max_num_seqs = value
-            elif name == "num_threads":
-                if not isinstance(value, int) or not 0 <= value <= 4096:
-                    raise ValueError(f"num_threads is {value!r} but must be in [0, 4096]")
-                options.num_threads = value
-            elif name == "logprobs_mode":
-                if value not in ("processed", "raw"):
-                    raise ValueError(f"logprobs_mode is {value!r} but must be 'processed' or 'raw'")
-                options.raw_logprobs = value == "raw"
-            elif name in ("load_format", "device", "numerics", "cpu_isa", "decoder_replay"):
-                if not isinstance(value, str):
-                    raise TypeError(f"{name} must be a string, got {value!r}")
-                setattr(options, name, value)
-            elif name == "compute_sum_smaller_probs":
-                options.compute_sum_smaller_probs = bool(value)
-            else:
-                raise TypeError(f"LLM() got an unknown argument {name!r}")
+        self._max_num_batched_tokens = options.max_num_batched_tokens or max(
+            self._core.max_model_len, 4096, options.max_num_seqs
+        )
 
     # --- generation -------------------------------------------------------------------------------------------------------
 
@@ -180,7 +123,8 @@ class LLM:
         use_tqdm: bool = True,
         multi_modal_data: Any = None,
         callback: Callable[[RequestOutput], Any] | None = None,
-    ) -> list[GenerationOutput] | list[list[RequestOutput]]:
+        stream: bool = False,
+    ) -> list[GenerationOutput] | list[list[RequestOutput]] | Iterator[RequestOutput]:
         """Continues prompts. Several prompts run together; each gets the answer that it gets alone.
 
         Args:
@@ -192,6 +136,8 @@ class LLM:
             callback: called with a ``RequestOutput`` for each token; returning False ends that request. With several
                 prompts the calls come from another thread, one at a time, prompts interleaved. What it raises ends the
                 call.
+            stream: return an iterator over the ``RequestOutput`` of all prompts as they come instead; its ``output``
+                attribute holds the list at the end, closing it ends the requests.
 
         Returns:
             One ``GenerationOutput`` (a ``str`` with attributes) per prompt, in order; with ``decode_sequence=False`` one
@@ -206,12 +152,26 @@ class LLM:
                 raise ValueError("the prompt is empty; give at least one token")
         for params in params_list:
             params._to_core().validate(self._loaded().vocab_size)
+        if stream:
+            if callback is not None:
+                raise ValueError("give stream=True or a callback, not both")
+            return self._run_stream(lambda emit, cancel: self._generate_all(id_lists, params_list, emit, False, cancel))
+        with self._busy():
+            return self._generate_all(id_lists, params_list, callback, use_tqdm)
+
+    def _generate_all(
+        self,
+        id_lists: list[list[int]],
+        params_list: list[SamplingParams],
+        callback: Callable[[RequestOutput], Any] | None,
+        use_tqdm: bool,
+        cancel: _core.CancelToken | None = None,
+    ) -> list[Any]:
         if not id_lists:
             return []
-        with self._busy():
-            if len(id_lists) == 1:
-                return [self._generate_one(id_lists[0], params_list[0], callback)]
-            return self._generate_batch(id_lists, params_list, callback, use_tqdm)
+        if len(id_lists) == 1:
+            return [self._generate_one(id_lists[0], params_list[0], callback, cancel)]
+        return self._generate_batch(id_lists, params_list, callback, use_tqdm, cancel)
 
     def stream(
         self,
@@ -387,6 +347,8 @@ class LLM:
 
             def on_token(token: Any, text: str, finish_reason: str) -> Any:
                 output = _request_output(request_id, len(ids), token, text, finish_reason)  # noqa: B023
+                output.max_num_batched_tokens = self._max_num_batched_tokens
+                output.sample = sample  # noqa: B023
                 if not self.decode_sequence:
                     outputs.append(output)  # noqa: B023
                 return callback(output) if callback is not None else None
@@ -398,6 +360,7 @@ class LLM:
             else:
                 if outputs:
                     outputs[0].prompt_logprobs = completion.prompt_logprobs
+                    outputs[0].cached_tokens = completion.usage["cached_tokens"]
                     outputs[-1].stop_reason = (
                         completion.stop_string if completion.stop_string is not None else completion.stop_token_id
                     )
@@ -413,6 +376,7 @@ class LLM:
         params_list: list[SamplingParams],
         callback: Callable[[RequestOutput], Any] | None,
         use_tqdm: bool,
+        cancel: _core.CancelToken | None = None,
     ) -> list[Any]:
         core = self._loaded()
         first_id = self._next_request_id
@@ -422,6 +386,8 @@ class LLM:
 
         def on_token(prompt: int, sample: int, token: Any, text: str, finish_reason: str) -> Any:
             output = _request_output(str(first_id + prompt), len(id_lists[prompt]), token, text, finish_reason)
+            output.max_num_batched_tokens = self._max_num_batched_tokens
+            output.sample = sample
             if not self.decode_sequence:
                 outputs[prompt][sample].append(output)
             return callback(output) if callback is not None else None
@@ -429,7 +395,7 @@ class LLM:
         wants_tokens = callback is not None or not self.decode_sequence
         with _progress_bar(len(id_lists), use_tqdm) as progress:
             completions = core.generate_batch(
-                id_lists, [params._to_core() for params in params_list], on_token if wants_tokens else None, progress, None
+                id_lists, [params._to_core() for params in params_list], on_token if wants_tokens else None, progress, cancel
             )
         results: list[Any] = []
         for prompt, (ids, samples) in enumerate(zip(id_lists, completions)):
@@ -446,6 +412,7 @@ class LLM:
                 for tokens, sample in zip(outputs[prompt], samples):
                     if tokens:
                         tokens[0].prompt_logprobs = sample.prompt_logprobs
+                        tokens[0].cached_tokens = sample.usage["cached_tokens"]
                         tokens[-1].stop_reason = (
                             sample.stop_string if sample.stop_string is not None else sample.stop_token_id
                         )
@@ -518,18 +485,6 @@ def _int_list(ids: Iterable[int]) -> list[int]:
         # Ids beyond 32 bits cannot reach the engine; they are unknown ids all the same.
         result.append(number if -(1 << 31) <= number < 1 << 31 else -1)
     return result
-
-
-def _request_output(request_id: str, prompt_len: int, token: Any, text: str, finish_reason: str) -> RequestOutput:
-    output = RequestOutput(request_id, prompt_len, text=text, finish_reason=finish_reason, finished=finish_reason != "")
-    if token is not None:
-        output.token_id = token.token_id
-        output.token_logprobs = token.logprob
-        output.sum_smaller_probs = token.sum_smaller_probs
-        output.top_token_ids = token.top_token_ids
-        output.top_logprobs = token.top_logprobs
-        output.num_output_tokens = token.num_output_tokens
-    return output
 
 
 def _text(value: Any, where: str) -> str:

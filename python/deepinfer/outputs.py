@@ -29,7 +29,11 @@ class RequestOutput:
         num_output_tokens: 1-based index of this token in the output.
         prompt_logprobs: on the first output only, prompt_len - 1 values.
         stop_reason: the stop string or stop token id that ended the request, or None.
-        cached_tokens: prompt tokens found in the prefix cache.
+        cached_tokens: prompt tokens found in the prefix cache, on the first output.
+        max_num_batched_tokens: tokens of a step of the engine.
+        draft_tok, accept_tok: on the last token that a step emitted: rows verified and drafts accepted + 1.
+        confidence_score: confidences of the drafts of that step, or None.
+        sample: which of the ``n`` samples.
     """
 
     request_id: str
@@ -50,6 +54,20 @@ class RequestOutput:
     confidence_score: list[float] | None = None
     stop_reason: str | int | None = None
     cached_tokens: int = 0
+    max_num_batched_tokens: int = 0
+    sample: int = 0
+
+
+def _request_output(request_id: str, prompt_len: int, token: Any, text: str, finish_reason: str) -> RequestOutput:
+    output = RequestOutput(request_id, prompt_len, text=text, finish_reason=finish_reason, finished=finish_reason != "")
+    if token is not None:
+        output.token_id = token.token_id
+        output.token_logprobs = token.logprob
+        output.sum_smaller_probs = token.sum_smaller_probs
+        output.top_token_ids = token.top_token_ids
+        output.top_logprobs = token.top_logprobs
+        output.num_output_tokens = token.num_output_tokens
+    return output
 
 
 class GenerationOutput(str):

@@ -78,7 +78,8 @@ class SamplingParams:
         skip_special_tokens: leave special tokens out of the text (ids stay complete).
         detokenize: False: token ids only.
         priority: smaller = sooner.
-        cache_mode: None, "off", "exact" or "replay"; only None and "off" in this version.
+        cache_mode: how this request uses computed beginnings of other prompts: "off", "exact" or "replay"; None: as the
+            engine does.
         max_output_bytes: end with "length" after that many bytes of text.
         timeout_s: end with "timeout" after that many seconds.
         seed: alias of ``seq_seed``.
@@ -169,10 +170,8 @@ class SamplingParams:
             seq_seed = seed
         if so_args is not None:
             raise NotImplementedError("so_args (structured output) is not supported by this version; leave it out")
-        if cache_mode not in (None, "off"):
-            if cache_mode not in ("exact", "replay"):
-                raise ValueError(f"cache_mode is {cache_mode!r} but must be None, 'off', 'exact' or 'replay'")
-            raise NotImplementedError(f"cache_mode {cache_mode!r} is not supported by this version; use None or 'off'")
+        if cache_mode not in (None, "off", "exact", "replay"):
+            raise ValueError(f"cache_mode is {cache_mode!r} but must be None, 'off', 'exact' or 'replay'")
         self.temperature = _number("temperature", temperature)
         self.top_p = _number("top_p", top_p)
         self.top_k = _integer_in_range("top_k", top_k, 64)
@@ -260,6 +259,7 @@ class SamplingParams:
         ):
             setattr(core, name, getattr(self, name))
         core.temperature = 0.0 if 0 <= self.temperature <= SAMPLING_EPS else self.temperature
+        core.cache_mode = self.cache_mode or ""
         core.golden_token_ids = self.golden_token_ids or []
         core.logit_bias = self.logit_bias or {}
         core.seq_seed = None if self.seq_seed is None else (self.seq_seed + sample) & _MASK64

@@ -11,6 +11,8 @@ Result<std::unique_ptr<LLM>> LoadModel(const Invocation& invocation, Defaults de
   DI_ASSIGN_OR_RETURN(options.model, ModelDir(invocation));
   options.max_model_len = 0;
   engine::ApplyConfig(invocation.config, defaults, options);
+  // One conversation at a time.
+  if (!invocation.sources.IsSet("max-num-seqs")) options.max_num_seqs = 1;
   Progress progress("loading", {.quiet = invocation.config.log.quiet, .unit = ProgressUnit::kBytes, .clock = nullptr, .write_line = {}});
   options.progress = [&progress](int64_t done, int64_t total) { progress.Update(done, total); };
   return LLM::Load(std::move(options));

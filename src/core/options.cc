@@ -471,16 +471,16 @@ void ValidateAccepted(const AcceptedConfig& config, const OptionSources& sources
 void ValidateConfig(const Config& config, const OptionSources& sources, std::vector<std::string>& problems) {
   if (!IsDevice(config.model.device)) {
     problems.push_back(
-        fmt::format("--device is \"{}\" but must be auto, cpu, cuda, cuda:N, ascend or ascend:N", Escape(config.model.device, 64)));
+        fmt::format("{} is \"{}\" but must be auto, cpu, cuda, cuda:N, ascend or ascend:N", sources.Shown("device"), Escape(config.model.device, 64)));
   }
-  if (config.model.model.empty()) problems.push_back("--model is empty; give a directory, a hub id or demo");
+  if (config.model.model.empty()) problems.push_back(sources.Shown("model") + " is empty; give a directory, a hub id or demo");
   if (config.sampling.stop.size() > 16) {
     problems.push_back(fmt::format("--stop is given {} times but at most 16 are allowed", config.sampling.stop.size()));
   }
   for (const std::string& stop : config.sampling.stop) {
-    if (stop.empty()) problems.push_back("--stop is empty; give the text that ends the output");
+    if (stop.empty()) problems.push_back(sources.Shown("stop") + " is empty; give the text that ends the output");
   }
-  if (config.sampling.top_k == 0) problems.push_back("--top-k is 0 but must be -1 (keep all) or at least 1");
+  if (config.sampling.top_k == 0) problems.push_back(sources.Shown("top-k") + " is 0 but must be -1 (keep all) or at least 1");
   const int num_grammars = !config.sampling.grammar_regex.empty() + !config.sampling.grammar_json_schema.empty() +
                            !config.sampling.grammar_ebnf.empty();
   if (num_grammars > 1) problems.push_back("--grammar-regex, --grammar-json-schema and --grammar-ebnf exclude each other; keep one");

@@ -6,6 +6,8 @@
 
 #include <fmt/format.h>
 
+#include "core/log.h"
+#include "engine/engine_config.h"
 #include "engine/output_queue.h"
 #include "engine/text_stream.h"
 #include "engine/token_policy.h"
@@ -83,6 +85,7 @@ StreamAction TextHandle::State::Report(int idx, const TokenOutput* token, std::s
   update.token = token;
   update.text = text;
   update.finish_reason = reason;
+  update.completion = &samples_[static_cast<size_t>(idx)].completion;
   if (const auto action = RunOutputCallback([&] { return callback_(idx, update); })) return *action;
   has_failed_ = true;
   return StreamAction::kAbort;
@@ -181,6 +184,18 @@ Result<TextHandle> AsyncEngine::Submit(TextRequest request, SampleCallback callb
     return InvalidArgument(fmt::format("cache_salt has {} bytes but may have at most {}", request.cache_salt.size(), kMaxSaltBytes),
                            "cache_salt");
   }
+  if (!request.cache_mode && !request.params.cache_mode.empty()) {
+    DI_ASSIGN_OR_RETURN(request.cache_mode, ParseCacheMode(request.params.cache_mode));
+  }
+  if (request.params.prompt_logprobs && !core_->options().allow_prompt_logprobs) {
+    DI_LOG(warn, "prompt_logprobs is off: decoder replay does not compute all rows of a prompt");
+    request.params.prompt_logprobs = false;
+  }
+  for (size_t i = 0; i < request.chunk_checkpoints.size(); ++i) {
+    if (request.chunk_checkpoints[i] > (i == 0 ? 0 : request.chunk_checkpoints[i - 1])) continue;
+    return InvalidArgument(fmt::format("chunk_checkpoints holds {} at index {} but must ascend from above 0", request.chunk_checkpoints[i], i),
+                           "chunk_checkpoints");
+  }
   TextHandle handle;
   handle.state_ = std::make_shared<TextHandle::State>(tokenizer_, request, sampling::Normalized(request.params), std::move(callback),
                                                       options_.load_s, *core_->options().clock);
@@ -189,6 +204,7 @@ Result<TextHandle> AsyncEngine::Submit(TextRequest request, SampleCallback callb
   core.params = std::move(request.params);
   core.allowed_mask = request.apply_token_policy ? policy_mask_ : blacklist_mask_;
   core.cache_mode = request.cache_mode;
+  core.chunk_checkpoints = std::move(request.chunk_checkpoints);
   core.cache_root = request.cache_salt.empty() ? cache_root_ : CacheRoot(request.cache_salt);
   DI_ASSIGN_OR_RETURN(handle.core_, core_->Submit(std::move(core), [state = handle.state_](const CoreOutput& output) {
     return state->OnOutput(output);

@@ -41,7 +41,8 @@ struct AsyncEngineOptions {
 };
 
 struct TextRequest : GenerateRequest {
-  std::optional<CacheMode> cache_mode;  // unset = the engine's
+  std::optional<CacheMode> cache_mode;  // unset = that of params, or the engine's
+  std::vector<int64_t> chunk_checkpoints;  // ascending prompt lengths at which a prefill step has to end
   std::string cache_salt;               // prefixes are shared with requests of the same salt only; at most 128 bytes; empty =
                                         // the engine's
 };

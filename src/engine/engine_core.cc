@@ -176,6 +176,7 @@ Result<std::shared_ptr<RequestHandle>> EngineCore::Submit(EngineRequest request,
   command.add = handle;
   command.cache_mode = request.cache_mode;
   command.cache_root = request.cache_root;
+  command.chunk_checkpoints = std::move(request.chunk_checkpoints);
   {
     std::lock_guard lock(inbox_mutex_);
     if (is_draining_) return Unavailable("the engine is shutting down");
@@ -242,6 +243,7 @@ void EngineCore::Admit(Command& command) {
   spec.stop_token_ids = r.params.stop_token_ids;
   spec.cache_mode = command.cache_mode;
   spec.cache_root = command.cache_root;
+  spec.chunk_checkpoints = std::move(command.chunk_checkpoints);
   spec.needs_all_rows = r.params.prompt_logprobs && r.prompt_ids.size() > 1;
   for (int i = 1; i < r.params.n; ++i) spec.fork_ids.push_back(r.first_id + static_cast<uint64_t>(i));
   // The rows carry the sampler's view; the whole handle is kept alive with it.

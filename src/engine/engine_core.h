@@ -60,6 +60,7 @@ struct EngineRequest {
   std::shared_ptr<const std::vector<uint32_t>> allowed_mask;  // one bit per id; null = all tokens may be sampled
   std::optional<CacheMode> cache_mode;
   Key256 cache_root;
+  std::vector<int64_t> chunk_checkpoints;  // ascending prompt lengths at which a prefill chunk has to end
 };
 
 struct CoreOutput {
@@ -155,6 +156,7 @@ class EngineCore {
     std::shared_ptr<RequestHandle> add;
     std::optional<CacheMode> cache_mode;
     Key256 cache_root;
+    std::vector<int64_t> chunk_checkpoints;
     uint64_t abort_id = 0;  // if `add` is null
     FinishReason reason = FinishReason::kNone;
   };

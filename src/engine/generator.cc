@@ -267,6 +267,7 @@ void Generator::Run::Report(const TokenOutput* token, std::string_view text) {
   update.token = token;
   update.text = text;
   update.finish_reason = completion_.finish_reason;
+  update.completion = &completion_;
   const bool was_finished = is_finished();
   const StreamAction action = callback_(update);
   if (was_finished || action == StreamAction::kContinue) return;
@@ -275,6 +276,7 @@ void Generator::Run::Report(const TokenOutput* token, std::string_view text) {
   StreamUpdate last;
   last.text = rest;
   last.finish_reason = completion_.finish_reason;
+  last.completion = &completion_;
   callback_(last);
 }
 

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "core/json.h"
+#include "core/log.h"
 #include "engine/async_engine.h"
 #include "engine/load.h"
 #include "protocols/chat_request.h"
@@ -16,10 +17,21 @@
 
 namespace deepinfer {
 
+namespace {
+
+// How often a call that waits for the engine asks its cancel token.
+constexpr double kCancelPollSeconds = 0.02;
+
+}  // namespace
+
 struct LLM::Impl {
   std::unique_ptr<engine::Engine> engine;
   text::PromptTokens prompt_tokens;
   Status prompt_tokens_status;  // a checkpoint without chat tokens can still continue raw text
+
+  // One request, in the calling thread's time: by itself, or through the engine where a prefix cache can help.
+  Result<Completion> Run(engine::GenerateRequest request, const StreamCallback& callback, const CancelToken* cancel);
+  bool has_cache = false;
 
   Result<protocols::ConvertedRequest> Convert(const std::vector<ChatMessage>& messages,
                                               const SamplingParams& params,
@@ -27,9 +39,6 @@ struct LLM::Impl {
 };
 
 namespace {
-
-// How often a call for several prompts asks its cancel token.
-constexpr double kCancelPollSeconds = 0.02;
 
 Json MessageJson(const ChatMessage& message) {
   Json json;
@@ -119,8 +128,10 @@ Result<std::unique_ptr<LLM>> LLM::Load(EngineOptions options) {
   static_cast<EngineOptions&>(load) = std::move(options);
   load.stop_preempted_request = false;
   load.disable_log_stats = true;
+  const bool has_cache = load.cache_mode != "off";
   load.max_queued_requests = int64_t{1} << 40;  // the caller holds them all anyway
   std::unique_ptr<LLM> llm(new LLM());
+  llm->impl_->has_cache = has_cache;
   DI_ASSIGN_OR_RETURN(llm->impl_->engine, engine::LoadEngine(std::move(load)));
   Result<text::PromptTokens> tokens = text::PromptTokens::FromTokenizer(llm->impl_->engine->tokenizer());
   if (tokens.ok()) {
@@ -145,7 +156,28 @@ Result<Completion> LLM::GenerateFromIds(std::span<const int32_t> prompt_ids,
   engine::GenerateRequest request;
   request.prompt_ids.assign(prompt_ids.begin(), prompt_ids.end());
   request.params = params;
-  return impl_->engine->generator().Generate(request, callback, cancel);
+  return impl_->Run(std::move(request), callback, cancel);
+}
+
+Result<Completion> LLM::Impl::Run(engine::GenerateRequest request, const StreamCallback& callback, const CancelToken* cancel) {
+  if (request.params.prompt_logprobs && engine->model().decoder_keep() > 0) {
+    DI_LOG(warn, "prompt_logprobs is off: decoder replay does not compute all rows of a prompt");
+    request.params.prompt_logprobs = false;
+  }
+  if (!has_cache) return engine->generator().Generate(request, callback, cancel);
+  DI_ASSIGN_OR_RETURN(engine::AsyncEngine* const async, engine->async_engine());
+  engine::TextRequest text;
+  static_cast<engine::GenerateRequest&>(text) = std::move(request);
+  text.params.n = 1;
+  DI_ASSIGN_OR_RETURN(engine::TextHandle handle, async->Submit(std::move(text), [&](int, const StreamUpdate& update) {
+    return callback ? callback(update) : StreamAction::kContinue;
+  }));
+  while (!handle.WaitFor(kCancelPollSeconds)) {
+    if (cancel != nullptr && cancel->is_cancelled()) handle.Cancel();
+  }
+  std::vector<Completion> completions = handle.TakeCompletions();
+  async->core().WaitIdle();
+  return std::move(completions.front());
 }
 
 Result<std::vector<Completion>> LLM::GenerateSamples(std::span<const int32_t> prompt_ids,
@@ -294,8 +326,8 @@ Result<ChatCompletion> LLM::Chat(const std::vector<ChatMessage>& messages,
   MessageBuilder builder(callback);
   text::OutputParser parser(converted.parsing, builder);
   DI_ASSIGN_OR_RETURN(Completion completion,
-                      impl_->engine->generator().Generate(
-                          request,
+                      impl_->Run(
+                          std::move(request),
                           [&](const StreamUpdate& update) {
                             parser.Push(update.text);
                             return parser.is_stopped() ? StreamAction::kStop : builder.action();

@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include "core/escape.h"
 #include "core/utf8.h"
 
 namespace deepinfer::sampling {
@@ -73,6 +74,9 @@ Status ValidateSamplingParams(const SamplingParams& p, int vocab_size) {
   for (const int32_t id : p.stop_token_ids) DI_RETURN_IF_ERROR(CheckId("stop_token_ids", id, vocab_size));
   for (const int32_t id : p.golden_token_ids) {
     if (id != -1) DI_RETURN_IF_ERROR(CheckId("golden_token_ids", id, vocab_size));
+  }
+  if (!p.cache_mode.empty() && p.cache_mode != "replay" && p.cache_mode != "exact" && p.cache_mode != "off") {
+    return Bad("cache_mode", fmt::format("is \"{}\" but must be replay, exact or off", Escape(p.cache_mode)));
   }
   if (p.stop.size() > 16) return Bad("stop", fmt::format("has {} strings but at most 16 are allowed", p.stop.size()));
   for (size_t i = 0; i < p.stop.size(); ++i) {

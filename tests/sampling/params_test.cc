@@ -26,6 +26,39 @@ TEST(SamplingParams, DefaultsAreValid) {
   EXPECT_EQ(Normalized(p).max_tokens, 1);
 }
 
+// Names and defaults that callers of 0.1.0 rely on, and those added.
+TEST(SamplingParams, Defaults) {
+  const SamplingParams p;
+  EXPECT_EQ(p.temperature, 1.0);
+  EXPECT_EQ(p.top_p, 1.0);
+  EXPECT_EQ(p.top_k, -1);
+  EXPECT_FALSE(p.ignore_eos);
+  EXPECT_EQ(p.max_tokens, 16);
+  EXPECT_FALSE(p.logprobs);
+  EXPECT_FALSE(p.prompt_logprobs);
+  EXPECT_EQ(p.top_logprobs, 0);
+  EXPECT_EQ(p.first_n_token_no_eos, 0);
+  EXPECT_TRUE(p.golden_token_ids.empty());
+  EXPECT_FALSE(p.seq_seed);
+  EXPECT_EQ(p.min_p, 0.0);
+  EXPECT_EQ(p.presence_penalty, 0.0);
+  EXPECT_EQ(p.frequency_penalty, 0.0);
+  EXPECT_EQ(p.repetition_penalty, 1.0);
+  EXPECT_TRUE(p.logit_bias.empty());
+  EXPECT_FALSE(p.allowed_token_ids);
+  EXPECT_TRUE(p.stop.empty());
+  EXPECT_TRUE(p.stop_token_ids.empty());
+  EXPECT_FALSE(p.include_stop_str_in_output);
+  EXPECT_EQ(p.min_tokens, 0);
+  EXPECT_EQ(p.n, 1);
+  EXPECT_FALSE(p.skip_special_tokens);
+  EXPECT_TRUE(p.detokenize);
+  EXPECT_EQ(p.priority, 0);
+  EXPECT_TRUE(p.cache_mode.empty());
+  EXPECT_FALSE(p.max_output_bytes);
+  EXPECT_FALSE(p.timeout_s);
+}
+
 TEST(SamplingParams, EveryBadValueIsNamed) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   const double inf = std::numeric_limits<double>::infinity();
@@ -60,6 +93,7 @@ TEST(SamplingParams, EveryBadValueIsNamed) {
       {"stop", "detokenize", [](auto& p) { p.stop = {"a"}, p.detokenize = false; }},
       {"stop_token_ids", "100", [](auto& p) { p.stop_token_ids = {100}; }},
       {"golden_token_ids", "-2", [](auto& p) { p.golden_token_ids = {-1, -2}; }},
+      {"cache_mode", "sometimes", [](auto& p) { p.cache_mode = "sometimes"; }},
       {"n", "0", [](auto& p) { p.n = 0; }},
       {"n", "16385", [](auto& p) { p.n = 16385; }},
       {"n", "greedy", [](auto& p) { p.n = 2, p.temperature = 0; }},
