@@ -4,23 +4,16 @@
 // performance.md 5 of the specification), written beside the table on the terminal.
 #pragma once
 
-#include <sys/resource.h>
-#include <sys/utsname.h>
-
 #include <cstdio>
-#include <cstdlib>
-#include <ctime>
 #include <fstream>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include <benchmark/benchmark.h>
 
-#include "core/cpu_features.h"
 #include "core/json.h"
-#include "core/memory_info.h"
+#include "core/measure.h"
 #include "core/threads.h"
 
 namespace deepinfer::bench {
@@ -34,37 +27,6 @@ inline std::string FirstLineOf(const std::string& command) {
   }
   while (!line.empty() && (line.back() == '\n' || line.back() == ' ')) line.pop_back();
   return line;
-}
-
-inline double LoadAverage() {
-  double load = 0;
-  return ::getloadavg(&load, 1) == 1 ? load : 0;
-}
-
-inline int64_t InvoluntarySwitches() {
-  rusage usage{};
-  ::getrusage(RUSAGE_SELF, &usage);
-  return usage.ru_nivcsw;
-}
-
-inline Json HostRecord() {
-  utsname name{};
-  ::uname(&name);
-  std::string cpu, line;
-  std::ifstream info("/proc/cpuinfo");
-  while (cpu.empty() && std::getline(info, line)) {
-    if (line.starts_with("model name")) cpu = line.substr(line.find(':') + 2);
-  }
-  std::ifstream pages("/sys/kernel/mm/transparent_hugepage/enabled");
-  std::string huge_pages;
-  std::getline(pages, huge_pages);
-  return Json{{"cpu_model", cpu},
-              {"isa", CpuIsaName(ActiveCpuIsa())},
-              {"cores", ThreadPool::NumAvailableCores()},
-              {"mem_gb", static_cast<double>(ReadMemoryInfo().total_bytes) * 1e-9},
-              {"kernel", name.release},
-              {"hugepages", huge_pages},
-              {"load1", LoadAverage()}};
 }
 
 // The table on the terminal and, with a file, one record a line.
@@ -87,11 +49,6 @@ class RecordingReporter : public benchmark::ConsoleReporter {
         const auto found = run.counters.find(name);
         return found == run.counters.end() ? 0.0 : static_cast<double>(found->second.value);
       };
-      char date[32];
-      const std::time_t now = std::time(nullptr);
-      std::tm utc{};
-      ::gmtime_r(&now, &utc);
-      std::strftime(date, sizeof(date), "%Y-%m-%dT%H:%M:%SZ", &utc);
       // Another process took the cores, or the reference itself was not steady.
       const bool is_valid = !run.error_occurred && load_ <= 0.75 * ThreadPool::NumAvailableCores() &&
                             counter("sweep_spread") <= 0.30 && counter("switches_per_s") <= 50;
@@ -99,7 +56,7 @@ class RecordingReporter : public benchmark::ConsoleReporter {
           {"bench", bench_},
           {"commit", commit_},
           {"dirty", is_dirty_},
-          {"date_utc", date},
+          {"date_utc", UtcDate()},
           {"host", host_},
           {"device", {{"name", "cpu"}}},
           {"backend", "cpu"},

@@ -25,6 +25,7 @@ std::string Compiler() {
 
 std::string Version() { return DEEPINFER_VERSION; }
 std::string Commit() { return DEEPINFER_COMMIT; }
+bool IsDirty() { return DEEPINFER_DIRTY; }
 
 void PrintVersion(bool json, Output& out) {
   const std::vector<std::string> backends = backends::AvailableBackends();

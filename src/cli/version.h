@@ -11,6 +11,7 @@ namespace deepinfer::cli {
 
 std::string Version();
 std::string Commit();  // "unknown" outside a repository
+bool IsDirty();        // built with changes that are not committed
 void PrintVersion(bool json, Output& out);
 
 }  // namespace deepinfer::cli

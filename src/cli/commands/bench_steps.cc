@@ -3,16 +3,16 @@
 // bench steps: the speed of prefill and decode at exact (batch, prompt length) points, with the time of every stage and,
 // for decode, the rate at which its weights were read, beside a sweep of plain reads in the same run.
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <map>
 
 #include <fmt/format.h>
 
 #include "cli/commands.h"
+#include "cli/commands/bench_common.h"
 #include "cli/commands/model_session.h"
+#include "cli/svg.h"
 #include "core/clock.h"
-#include "core/file.h"
 #include "core/json.h"
 #include "core/memory_info.h"
 #include "core/progress.h"
@@ -27,19 +27,6 @@ namespace deepinfer::cli {
 namespace {
 
 using model::Stage;
-
-double Quantile(std::vector<double> values, double q) {
-  if (values.empty()) return 0;
-  std::sort(values.begin(), values.end());
-  const double at = q * static_cast<double>(values.size() - 1);
-  const size_t low = static_cast<size_t>(at);
-  const size_t high = std::min(low + 1, values.size() - 1);
-  return values[low] + (values[high] - values[low]) * (at - static_cast<double>(low));
-}
-
-Json Spread(const std::vector<double>& values) {
-  return Json{{"median", Quantile(values, 0.5)}, {"p10", Quantile(values, 0.1)}, {"p90", Quantile(values, 0.9)}};
-}
 
 // The stage that reads a tensor, from its name; kInput for those that a step reads row by row or not at all.
 Stage StageOfTensor(const std::string& name) {
@@ -91,20 +78,6 @@ std::string LayerKind(const model::ModelConfig& config, int layer) {
   return kind;
 }
 
-// A fixed pseudo-random token stream: the same for every run and machine.
-class TokenStream {
- public:
-  TokenStream(int64_t seed, int vocab_size) : state_(static_cast<uint64_t>(seed) * 2 + 1), vocab_size_(vocab_size) {}
-  int32_t Next() {
-    state_ = state_ * 6364136223846793005u + 1442695040888963407u;
-    return static_cast<int32_t>((state_ >> 33) % static_cast<uint64_t>(vocab_size_));
-  }
-
- private:
-  uint64_t state_;
-  int vocab_size_;
-};
-
 struct Measurement {
   std::vector<double> prefill_tokens_per_s;
   std::vector<double> step_s;  // one decode step of the whole batch
@@ -115,7 +88,7 @@ Status Measure(const BenchConfig& bench, int64_t seed, engine::Engine& engine, R
                model::StageClock& decode_clock, Progress& progress, Measurement& out) {
   model::Model& model = engine.model();
   const Clock& clock = Clock::Steady();
-  TokenStream tokens(seed, std::min(engine.tokenizer().vocab_size(), model.config().vocab_size));
+  TokenStream tokens(seed, engine);
   const size_t batch = static_cast<size_t>(bench.batch);
   const int64_t warm_up = 1;
   for (int64_t repeat = -warm_up; repeat < bench.repeats; ++repeat) {
@@ -157,45 +130,37 @@ Status Measure(const BenchConfig& bench, int64_t seed, engine::Engine& engine, R
 
 // Two stacked bars, the time of a prompt and of one decode step by stage.
 std::string PlotSvg(const Json& report) {
-  constexpr int kWidth = 760, kBar = 600, kLeft = 110;
-  constexpr std::array<std::string_view, 12> kColors = {"#4e79a7", "#f28e2b", "#e15759", "#76b7b2", "#59a14f", "#edc948",
-                                                        "#b07aa1", "#ff9da7", "#9c755f", "#bab0ac", "#86bcb6", "#d37295"};
+  constexpr double kWidth = 760, kBar = 600, kLeft = 110;
   const Json& stages = report["stages"];
-  std::string svg = fmt::format(
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{}\" height=\"{}\" font-family=\"sans-serif\" font-size=\"12\">\n"
-      "<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n",
-      kWidth, 150 + 18 * static_cast<int>(stages.size()));
-  const auto bar = [&](const char* key, const std::string& label, int y) {
+  SvgPicture picture(kWidth, 150 + 18 * static_cast<double>(stages.size()));
+  const auto bar = [&](const char* key, const std::string& label, double y) {
     double total = 0;
     for (const Json& row : stages) total += row[key].get<double>();
-    svg += fmt::format("<text x=\"10\" y=\"{}\">{}</text>\n", y + 20, label);
+    picture.Text(10, y + 20, label);
     double x = kLeft;
     for (size_t i = 0; i < stages.size() && total > 0; ++i) {
       const double width = stages[i][key].get<double>() / total * kBar;
-      svg += fmt::format("<rect x=\"{:.1f}\" y=\"{}\" width=\"{:.1f}\" height=\"30\" fill=\"{}\"/>\n", x, y, width,
-                         kColors[i % kColors.size()]);
+      picture.Rect(x, y, width, 30, SvgPicture::Color(i));
       x += width;
     }
     return total;
   };
   const double prefill = bar("prefill_ms", "prefill", 20), decode = bar("decode_ms", "decode step", 70);
-  svg += fmt::format("<text x=\"{}\" y=\"124\">prefill of {} tokens {:.1f} ms, decode step {:.3f} ms, batch {}</text>\n", kLeft,
-                     report["context"].get<int64_t>(), prefill, decode, report["batch"].get<int64_t>());
+  picture.Text(kLeft, 124, fmt::format("prefill of {} tokens {:.1f} ms, decode step {:.3f} ms, batch {}", report["context"].get<int64_t>(),
+                                       prefill, decode, report["batch"].get<int64_t>()));
   for (size_t i = 0; i < stages.size(); ++i) {
-    const int y = 138 + 18 * static_cast<int>(i);
-    svg += fmt::format("<rect x=\"{}\" y=\"{}\" width=\"12\" height=\"12\" fill=\"{}\"/><text x=\"{}\" y=\"{}\">{}: {:.2f} ms, {:.4f} ms</text>\n",
-                       kLeft, y, kColors[i % kColors.size()], kLeft + 20, y + 11, stages[i]["stage"].get<std::string>(),
-                       stages[i]["prefill_ms"].get<double>(), stages[i]["decode_ms"].get<double>());
+    const double y = 138 + 18 * static_cast<double>(i);
+    picture.Rect(kLeft, y, 12, 12, SvgPicture::Color(i));
+    picture.Text(kLeft + 20, y + 11, fmt::format("{}: {:.2f} ms, {:.4f} ms", stages[i]["stage"].get<std::string>(),
+                                                 stages[i]["prefill_ms"].get<double>(), stages[i]["decode_ms"].get<double>()));
   }
-  return svg + "</svg>\n";
+  return picture.Finish();
 }
 
 Status RunSteps(Invocation& invocation) {
   const Config& config = invocation.config;
   const BenchConfig& bench = config.bench;
-  if (!config.output.plot.empty() && !config.output.plot.ends_with(".svg")) {
-    return InvalidArgument(fmt::format("--plot is {} but must end in .svg", config.output.plot));
-  }
+  DI_RETURN_IF_ERROR(CheckPlotName(config.output.plot));
   DI_ASSIGN_OR_RETURN(const auto engine, LoadEngineFor(invocation, false, Defaults::kProduction));
   const model::ModelConfig& shape = engine->config();
   const int64_t needed = bench.input_tokens + bench.output_tokens;
@@ -287,17 +252,13 @@ Status RunSteps(Invocation& invocation) {
     report["decode_gb_per_s"] = all_bytes / step_s * 1e-9;
     report["ratio_read"] = sweep_rate > 0 ? all_bytes / step_s / sweep_rate : 0.0;
   }
-  std::string replay = DecoderReplayOf(config.model, Defaults::kProduction);
-  if (replay == "auto") replay = shape.CheckDecoderReplay().ok() ? "compact" : "off";
+  const std::string replay = DecoderReplayName(invocation, shape);
   report["decoder_replay"] = replay;
   report["stages"] = stages;
   report["layers"] = per_layer;
-  if (!config.output.out.empty()) DI_RETURN_IF_ERROR(WriteFileAtomically(config.output.out, DumpJson(report) + "\n"));
-  if (!config.output.plot.empty()) DI_RETURN_IF_ERROR(WriteFileAtomically(config.output.plot, PlotSvg(report)));
-  if (config.output.json) {
-    invocation.out.Line(DumpJson(report));
-    return invocation.out.Check();
-  }
+  DI_RETURN_IF_ERROR(WritePlot(invocation, [&] { return PlotSvg(report); }));
+  DI_ASSIGN_OR_RETURN(const bool is_written, WriteRecord(invocation, report));
+  if (is_written) return Status::Ok();
 
   const auto line = [&](const std::string& text) { invocation.out.Line(text); };
   line(fmt::format("{}: batch {}, {} prompt tokens, {} decode steps, {} repeats, {} threads, decoder replay {}, loaded in {:.2f} s",
