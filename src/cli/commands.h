@@ -14,7 +14,11 @@ namespace deepinfer::cli {
 std::span<const Command> Commands();
 
 Command BatchCommand();
+Command BenchLatencyCommand();
 Command BenchStepsCommand();
+Command BenchSweepCommand();
+Command BenchThroughputCommand();
+Command BenchTimelineCommand();
 Command ChatCommand();
 Command CompletionCommand();
 Command DebugDetokenizeCommand();
@@ -26,6 +30,7 @@ Command DebugTokenizeCommand();
 Command DoctorCommand();
 Command EvalGreedyCommand();
 Command EvalNllCommand();
+Command EvalReplayCommand();
 Command GenerateCommand();
 Command InspectCommand();
 

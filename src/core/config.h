@@ -199,6 +199,16 @@ struct BenchConfig {
   int64_t input_tokens = 512;
   int64_t output_tokens = 128;
   int64_t repeats = 5;
+  int64_t requests = 0;     // 0 = some for each place of the batch
+  std::string workload;     // W1, W2, W5; empty = the lengths above
+  std::string async_steps = "on";  // on, off, both
+  double prefix_hit = 0;    // percent
+  std::vector<int64_t> batches, inputs, outputs;  // sweep; empty = the single values above
+  int64_t steps = 20;       // timeline
+  std::string chrome_trace;
+  std::vector<int64_t> lengths = {1024, 4096, 8192};  // eval replay
+  std::vector<int64_t> hits = {25, 50, 90};           // percent
+  int64_t texts = 4;
 };
 
 struct Config {

@@ -65,6 +65,7 @@ Result<std::unique_ptr<EngineCore>> EngineCore::Create(StepModel& model, EngineC
 EngineCore::EngineCore(StepModel& model, EngineCoreOptions options)
     : model_(model),
       options_(std::move(options)),
+      is_async_(options_.is_async),
       clock_(*options_.clock),
       sampler_(model_, options_.scheduler.num_state_slots(), options_.sampling),
       executor_(model_, sampler_, options_.scheduler.num_state_slots(), clock_,
@@ -289,7 +290,7 @@ void EngineCore::ScheduleLoop() {
         idle_flights_.push_back(std::move(flight));
       }
     }
-    const size_t num_open = kind == StepKind::kDecode && options_.is_async ? 1 : 0;
+    const size_t num_open = kind == StepKind::kDecode && is_async_.load(std::memory_order_relaxed) ? 1 : 0;
     is_blocked = kind == StepKind::kNone && flights_.empty();
     while (flights_.size() > num_open) ProcessOldest();
     PublishSnapshot();

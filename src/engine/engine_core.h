@@ -7,6 +7,7 @@
 // Submit, Cancel and the request's own methods may be called from any thread.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -121,6 +122,8 @@ class EngineCore {
   Result<std::shared_ptr<RequestHandle>> Submit(EngineRequest request, CoreCallback callback = {});
   // Admits nothing any more and waits until everything has ended and all caches are free.
   void Drain();
+  // Whether a decode step is planned while the one before runs (EngineCoreOptions::is_async), from the next step on.
+  void SetAsync(bool is_async) { is_async_.store(is_async, std::memory_order_relaxed); }
   // Waits until nothing is admitted, queued or in flight: the model is not used until the next Submit.
   void WaitIdle();
 
@@ -185,6 +188,7 @@ class EngineCore {
 
   StepModel& model_;
   EngineCoreOptions options_;
+  std::atomic<bool> is_async_;
   const Clock& clock_;
   BatchSampler sampler_;
   StepExecutor executor_;

@@ -525,6 +525,106 @@ class Batch(CliTest):
         self.assertNotEqual(run("batch", "-", "-", "--seed", "6", "--max-tokens", "3", stdin=requests).stdout, first.stdout)
 
 
+class Bench(CliTest):
+    SMALL = ["--input-tokens", "40", "--output-tokens", "4", "--repeats", "1"]
+
+    def setUp(self):
+        self.folder = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, self.folder)
+
+    def record(self, *args):
+        result = run("bench", *args, "--json")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(len(result.stdout.splitlines()), 1)
+        return json.loads(result.stdout)
+
+    def is_picture(self, path):
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+        return text.startswith("<svg ") and text.endswith("</svg>\n")
+
+    def test_throughput(self):
+        plot, out = os.path.join(self.folder, "t.svg"), os.path.join(self.folder, "t.json")
+        record = self.record("throughput", *self.SMALL, "--batch", "2", "--requests", "5", "--async", "both", "--plot", plot, "--out", out)
+        self.assertLessEqual({"bench", "commit", "dirty", "date_utc", "host", "device", "backend", "dtype", "shape", "threads", "batch", "context",
+                              "reps", "median", "p10", "p90", "unit", "paired_ref", "counters", "valid", "ttft_ms", "tpot_ms", "out_tok_s",
+                              "in_tok_s", "al", "cache_hit", "peak_rss", "host_us_per_sequence_step", "exposed_host_share"}, record.keys())
+        self.assertEqual((record["bench"], record["batch"], record["shape"]["requests"]), ("throughput", 2, 5))
+        self.assertGreater(record["out_tok_s"], 0)
+        self.assertGreater(record["paired_ref"]["ratio_median"], 0)
+        # 5 prompts of 40 tokens and 3 more steps each, at most two in a step
+        self.assertGreaterEqual(record["decode_steps"], 8)
+        self.assertTrue(self.is_picture(plot))
+        with open(out, encoding="utf-8") as file:
+            self.assertEqual(json.load(file), record)
+        preset = self.record("throughput", "--workload", "W1", "--max-model-len", "48", "--batch", "1", "--requests", "1", "--repeats", "1")
+        self.assertEqual((preset["shape"]["input_tokens"], preset["shape"]["output_tokens"]), (32, 16))
+
+    def test_latency_with_a_known_prefix(self):
+        record = self.record("latency", "--input-tokens", "640", "--output-tokens", "3", "--repeats", "1", "--prefix-hit", "80")
+        self.assertEqual((record["shared_tokens"], record["cached_tokens"]), (512, 512))
+        self.assertGreater(record["ttft_hit_ratio"]["median"], 0)
+        self.assertNotIn("ttft_hit_ms", self.record("latency", *self.SMALL))
+
+    def test_sweep_goes_on(self):
+        out = os.path.join(self.folder, "points")
+        args = ["bench", "sweep", "--batches", "1,2", "--inputs", "8", "--outputs", "2,3", "--repeats", "1", "--out", out, "--json"]
+        first = run(*args)
+        self.assertEqual(first.returncode, 0, first.stderr)
+        lines = first.stdout.splitlines(keepends=True)
+        self.assertEqual([(r["batch"], r["shape"]["output_tokens"]) for r in map(json.loads, lines)], [(1, 2), (2, 2), (1, 3), (2, 3)])
+        with open(out, "wb") as file:
+            file.write(lines[0] + lines[1] + lines[2][:30])  # cut off
+        second = run(*args)
+        self.assertEqual(second.returncode, 0, second.stderr)
+        again = second.stdout.splitlines(keepends=True)
+        self.assertEqual(again[:2], lines[:2])
+        with open(out, "rb") as file:
+            self.assertEqual(file.read(), second.stdout)
+        with open(out, "w", encoding="utf-8") as file:
+            file.write("{}\n")
+        self.refused(run(*args), 2, "no record of a sweep")
+
+    def test_timeline(self):
+        plot, trace = os.path.join(self.folder, "t.svg"), os.path.join(self.folder, "t.json")
+        record = self.record("timeline", "--input-tokens", "40", "--output-tokens", "10", "--steps", "6", "--plot", plot, "--chrome-trace", trace)
+        self.assertEqual(len(record["steps"]), 6)
+        self.assertLessEqual({step["kind"] for step in record["steps"]}, {"prefill", "decode"})
+        self.assertTrue(0 <= record["hidden_share"] <= 1 and 0 < record["device_share"] <= 1)
+        self.assertTrue(self.is_picture(plot))
+        with open(trace, encoding="utf-8") as file:
+            events = json.load(file)["traceEvents"]
+        self.assertEqual(sum(event["name"].startswith("run ") for event in events), 6)
+
+    def test_replay_quality(self):
+        golden = os.path.join(SOURCE, "tests", "golden", "tiny", "nll.json")
+        args = ["eval", "replay", golden, "--lengths", "512", "--hits", "50,90", "--texts", "1", "--max-tokens", "4"]
+        result = run(*args, "--json")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        rows = json.loads(result.stdout)["rows"]
+        self.assertEqual([row["hit_tokens"] for row in rows], [256, 384])
+        for row in rows:
+            self.assertEqual(row["cached_tokens"]["replay"], row["hit_tokens"])
+            # The latest state that leaves the kept 140 tokens of the prompt to compute.
+            self.assertEqual(row["cached_tokens"]["exact"], row["hit_tokens"] - 256)
+            # The demo model's loss on these is 0.42; replay may not be far from exact.
+            self.assertLess(row["nll"]["exact"], 1.5)
+            self.assertLess(abs(row["nll"]["difference"]), 0.3)
+        self.refused(run(*args, env=environment(DEEPINFER_DECODER_REPLAY="off")), 2, "decoder replay")
+        self.refused(run("eval", "replay", os.path.join(self.folder, "none")), 3, "none")
+
+    def test_refused(self):
+        for args, text in [(["throughput", "--plot", "x.png"], ".svg"), (["timeline", "--plot", "x.png"], ".svg"),
+                           (["throughput", "--input-tokens", "999999"], "the context holds"),
+                           (["throughput", "--workload", "W1", "--input-tokens", "3"], "leave --input-tokens"),
+                           (["throughput", "--workload", "W9"], "W1"), (["latency", "--batch", "2"], "one sequence"),
+                           (["latency", "--async", "both"], "bench throughput"), (["latency", "--prefix-hit", "101"], "--prefix-hit"),
+                           (["sweep", "--batches", "0"], "--batches"), (["sweep", "--inputs", "99999"], "the context holds"),
+                           (["throughput", "--batch", "60000"], "--max-num-seqs")]:
+            with self.subTest(args=args):
+                self.refused(run("bench", *args), 2, text)
+
+
 class Logs(CliTest):
     def test_json_lines(self):
         result = run("generate", "--max-tokens", "1", "--log-format", "json", stdin=b"a\xff", env=environment(DEEPINFER_MAX_TOKENZ='"\n'))

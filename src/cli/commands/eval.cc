@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "cli/commands.h"
+#include "cli/commands/eval_files.h"
 #include "cli/commands/model_session.h"
 #include "core/file.h"
 #include "core/json.h"
@@ -19,19 +20,6 @@ namespace {
 
 // Rows whose logits are held at once.
 constexpr size_t kRowsPerPass = 256;
-
-Result<std::vector<int32_t>> IdsOf(const Json& object, const char* key, const std::string& path, size_t index) {
-  const Status wrong = BadModel(fmt::format("{}: item {} needs \"{}\", an array of token ids", path, index, key));
-  if (!object.is_object()) return wrong;
-  const auto field = object.find(key);
-  if (field == object.end() || !field->is_array() || field->empty()) return wrong;
-  std::vector<int32_t> ids;
-  for (const Json& id : *field) {
-    if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() > INT32_MAX) return wrong;
-    ids.push_back(id.get<int32_t>());
-  }
-  return ids;
-}
 
 Status NotFinite(size_t position) {
   return Internal(fmt::format("the logits of position {} are not finite; check the weights with deepinfer inspect --verify", position));
@@ -76,15 +64,7 @@ Status Print(Invocation& invocation, const Json& result) {
 
 Status RunNll(Invocation& invocation) {
   const std::string& path = invocation.args[0];
-  DI_ASSIGN_OR_RETURN(const Json file, ReadJsonFile(path));
-  const Json* samples = file.is_array() ? &file : nullptr;
-  if (file.is_object() && file.contains("samples") && file["samples"].is_array()) samples = &file["samples"];
-  if (samples == nullptr || samples->empty()) return BadModel(path + ": expected an object with \"samples\", an array of objects with \"ids\"");
-  std::vector<std::vector<int32_t>> inputs;
-  for (size_t i = 0; i < samples->size(); ++i) {
-    DI_ASSIGN_OR_RETURN(inputs.emplace_back(), IdsOf((*samples)[i], "ids", path, i));
-    if (inputs.back().size() < 2) return BadModel(fmt::format("{}: sample {} needs at least two tokens", path, i));
-  }
+  DI_ASSIGN_OR_RETURN(const auto inputs, ReadSamples(path));
   DI_ASSIGN_OR_RETURN(const auto engine, LoadEngineFor(invocation, false));
   for (const auto& ids : inputs) DI_RETURN_IF_ERROR(CheckIds(ids, engine->config()));
   const size_t chunk = invocation.config.debug.chunk > 0 ? static_cast<size_t>(invocation.config.debug.chunk) : kRowsPerPass;

@@ -9,7 +9,8 @@
 
 namespace deepinfer::cli {
 
-Result<std::unique_ptr<engine::Engine>> LoadEngineFor(const Invocation& invocation, bool with_draft, Defaults defaults) {
+Result<std::unique_ptr<engine::Engine>> LoadEngineFor(const Invocation& invocation, bool with_draft, Defaults defaults,
+                                                      const std::function<void(engine::LoadOptions&)>& adjust) {
   engine::LoadOptions options;
   DI_ASSIGN_OR_RETURN(options.model, ModelDir(invocation));
   options.max_model_len = 0;
@@ -20,6 +21,7 @@ Result<std::unique_ptr<engine::Engine>> LoadEngineFor(const Invocation& invocati
   options.disable_log_stats = invocation.config.log.quiet || !invocation.sources.IsSet("logging-interval-step");
   Progress progress("loading", {.quiet = invocation.config.log.quiet, .unit = ProgressUnit::kBytes, .clock = nullptr, .write_line = {}});
   options.progress = [&progress](int64_t done, int64_t total) { progress.Update(done, total); };
+  if (adjust) adjust(options);
   return engine::LoadEngine(std::move(options));
 }
 

@@ -4,6 +4,7 @@
 // its vocabulary.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -14,8 +15,10 @@
 
 namespace deepinfer::cli {
 
+// `adjust` (optional) changes what the options say, last.
 Result<std::unique_ptr<engine::Engine>> LoadEngineFor(const Invocation& invocation, bool with_draft,
-                                                      Defaults defaults = Defaults::kReference);
+                                                      Defaults defaults = Defaults::kReference,
+                                                      const std::function<void(engine::LoadOptions&)>& adjust = {});
 
 // The token ids of --ids; an error when there are none or one is outside the vocabulary.
 Result<std::vector<int32_t>> IdsOption(const Invocation& invocation, const model::ModelConfig& config);
