@@ -15,6 +15,7 @@ int main(int argc, char** argv) {
   deepinfer::EngineOptions options;
   if (argc > 1) options.model = argv[1];
   options.max_num_seqs = 16;
+  options.disable_log_stats = true;
   auto started = deepinfer::Engine::Start(options);
   if (!started.ok()) {
     std::fprintf(stderr, "error: %s\n", started.status().message().c_str());
