@@ -95,7 +95,7 @@ TEST_F(BatchFile, ASecondWriterIsRefused) {
 
 TEST_F(BatchFile, OtherFilesAreLeftAlone) {
   const BatchInput input = Input();
-  for (const std::string content : {std::string("x"), std::string("\n"), std::string("{\"id\":1}\n"), ResultLine(input, 1) + "\n",
+  for (const std::string& content : {std::string("x"), std::string("\n"), std::string("{\"id\":1}\n"), ResultLine(input, 1) + "\n",
                                     ResultLine(input, 0) + "\nx"}) {
     Write(content);
     EXPECT_FALSE(Open(input).ok()) << content;
