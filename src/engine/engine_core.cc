@@ -148,8 +148,7 @@ Result<std::shared_ptr<RequestHandle>> EngineCore::Submit(EngineRequest request,
   handle->core_ = this;
   handle->callback_ = std::move(callback);
   SampledRequest& r = handle->request_;
-  r.params = sampling::Normalized(std::move(request.params));
-  if (!options_.allow_prompt_logprobs) r.params.prompt_logprobs = false;
+  r.params = EffectiveParams(std::move(request.params), options_.allow_prompt_logprobs);
   r.prompt_ids = std::move(request.prompt_ids);
   r.allowed_mask = std::move(request.allowed_mask);
   r.seed = r.params.seq_seed             ? *r.params.seq_seed

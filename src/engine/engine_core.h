@@ -41,7 +41,7 @@ struct EngineCoreOptions {
   SchedulerOptions scheduler;
   bool is_async = true;            // plan a decode step while the one before runs
   int64_t max_requests = 4096;     // sequences admitted and not ended; more are refused
-  bool allow_prompt_logprobs = true;  // false where prompt rows are dropped (decoder replay compact)
+  bool allow_prompt_logprobs = true;  // false where prompt rows are dropped (decoder replay)
   int32_t end_token_id = -1;       // end of sentence: what first_n_token_no_eos bans
   BatchSampler::Options sampling;  // its num_drafts is the scheduler's
   std::vector<float> confidence_temperatures;  // of the draft head: none, one, or one for each draft

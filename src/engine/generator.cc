@@ -2,11 +2,13 @@
 #include "engine/generator.h"
 
 #include <algorithm>
+#include <atomic>
 #include <random>
 #include <utility>
 
 #include <fmt/format.h>
 
+#include "core/log.h"
 #include "engine/text_stream.h"
 #include "engine/token_policy.h"
 #include "sampling/params.h"
@@ -103,6 +105,16 @@ Status ValidateRequest(const GenerateRequest& request, int vocab_size, int64_t m
   return sampling::ValidateSamplingParams(request.params, vocab_size);
 }
 
+SamplingParams EffectiveParams(SamplingParams params, bool has_prompt_logits) {
+  params = sampling::Normalized(std::move(params));
+  if (!params.prompt_logprobs || has_prompt_logits) return params;
+  params.prompt_logprobs = false;
+  static std::atomic<bool> has_warned{false};
+  if (!has_warned.exchange(true))
+    DI_LOG(warn, "prompt_logprobs is off: decoder replay drops rows of the prompt; start with --decoder-replay off to get them");
+  return params;
+}
+
 Status Generator::Validate(const GenerateRequest& request) const {
   return ValidateRequest(request, runner_.vocab_size(), runner_.max_model_len(), runner_.longest_model_len());
 }
@@ -112,7 +124,7 @@ class Generator::Run {
   Run(Generator& generator, const GenerateRequest& request, const StreamCallback& callback, const CancelToken* cancel)
       : generator_(generator),
         request_(request),
-        params_(sampling::Normalized(request.params)),
+        params_(EffectiveParams(request.params, generator.runner_.has_prompt_logits())),
         callback_(callback),
         cancel_(cancel),
         text_(generator.tokenizer_, params_, request.hide_stop_token),

@@ -52,6 +52,10 @@ inline constexpr const char* kPromptLengthField = "prompt_length";  // longer th
 // the context).
 Status ValidateRequest(const GenerateRequest& request, int vocab_size, int64_t max_model_len, int64_t longest_model_len);
 
+// What a valid request runs with: normalized, and without prompt log probabilities where there are no logits for them, which
+// a warning says once.
+SamplingParams EffectiveParams(SamplingParams params, bool has_prompt_logits);
+
 class Generator {
  public:
   // `runner` and `tokenizer` outlive the generator. `eos_token_id` (of the configuration) counts if the tokenizer has no

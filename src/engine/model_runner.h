@@ -20,6 +20,7 @@ class ModelRunner : public StepRunner {
   int vocab_size() const override { return model_.config().vocab_size; }
   int64_t max_model_len() const override { return model_.max_model_len(); }
   int64_t longest_model_len() const override { return model_.config().max_position_embeddings; }
+  bool has_prompt_logits() const override { return model_.decoder_keep() == 0; }
   Result<std::unique_ptr<RunnerSequence>> NewSequence() override;
   Result<std::span<const float>> Forward(std::span<const StepChunk> chunks) override;
 

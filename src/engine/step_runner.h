@@ -37,6 +37,8 @@ class StepRunner {
   virtual int64_t max_model_len() const = 0;
   // The longest context that the checkpoint supports: max_model_len() can be raised up to it.
   virtual int64_t longest_model_len() const { return max_model_len(); }
+  // False with decoder replay: rows of a prompt are dropped, so its log probabilities cannot be had.
+  virtual bool has_prompt_logits() const { return true; }
   virtual Result<std::unique_ptr<RunnerSequence>> NewSequence() = 0;
   // Logit rows of all chunks in order, [rows, vocab_size] float32, valid until the next call.
   virtual Result<std::span<const float>> Forward(std::span<const StepChunk> chunks) = 0;

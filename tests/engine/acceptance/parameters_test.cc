@@ -189,5 +189,34 @@ TEST_P(ParameterTest, BatchEqualsOneAtATime) {
   EXPECT_GT(reasons["length"], 10);
 }
 
+// Rows of the prompt are dropped: both go on without its log probabilities.
+TEST(ParameterDecoderReplay, PromptLogprobsAreOff) {
+  const auto model = LoadNano();
+  const auto words = text::Tokenizer::Load(DemoDir()).value();
+  ModelRunner runner(*model);
+  Generator generator(runner, *words, kModelEnd);
+  AsyncEngineOptions options;
+  options.core = RealModelOptions(kNanoKeep);
+  options.fingerprint.model_id = "nano";
+  const SchedulerOptions& s = options.core.scheduler;
+  const auto slots = ModelSlots::Create(*model, s.num_blocks, s.num_state_slots(), s.prefix_cache.num_state_records).value();
+  const auto engine = AsyncEngine::Create(*slots, *words, options).value();
+  Random random(3);
+  for (const uint64_t length : {10, 300}) {
+    TextRequest request;
+    request.prompt_ids = random.Tokens(length);
+    request.params.prompt_logprobs = true;
+    request.params.seq_seed = 4;
+    auto handle = engine->Submit(request);
+    ASSERT_TRUE(handle.ok());
+    const Completion got = handle.value().TakeCompletions()[0];
+    engine->core().WaitIdle();
+    const auto want = generator.Generate(request);
+    ASSERT_TRUE(want.ok()) << want.status().message();
+    ExpectSame(got, want.value(), std::to_string(length));
+    EXPECT_TRUE(got.prompt_logprobs.empty());
+  }
+}
+
 }  // namespace
 }  // namespace deepinfer::engine
