@@ -6,7 +6,6 @@
 
 #include <fmt/format.h>
 
-#include "core/log.h"
 #include "engine/engine_config.h"
 #include "engine/output_queue.h"
 #include "engine/text_stream.h"
@@ -186,10 +185,6 @@ Result<TextHandle> AsyncEngine::Submit(TextRequest request, SampleCallback callb
   }
   if (!request.cache_mode && !request.params.cache_mode.empty()) {
     DI_ASSIGN_OR_RETURN(request.cache_mode, ParseCacheMode(request.params.cache_mode));
-  }
-  if (request.params.prompt_logprobs && !core_->options().allow_prompt_logprobs) {
-    DI_LOG(warn, "prompt_logprobs is off: decoder replay does not compute all rows of a prompt");
-    request.params.prompt_logprobs = false;
   }
   for (size_t i = 0; i < request.chunk_checkpoints.size(); ++i) {
     if (request.chunk_checkpoints[i] > (i == 0 ? 0 : request.chunk_checkpoints[i - 1])) continue;

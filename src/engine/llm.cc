@@ -7,7 +7,6 @@
 #include <fmt/format.h>
 
 #include "core/json.h"
-#include "core/log.h"
 #include "engine/async_engine.h"
 #include "engine/load.h"
 #include "protocols/chat_request.h"
@@ -160,10 +159,6 @@ Result<Completion> LLM::GenerateFromIds(std::span<const int32_t> prompt_ids,
 }
 
 Result<Completion> LLM::Impl::Run(engine::GenerateRequest request, const StreamCallback& callback, const CancelToken* cancel) {
-  if (request.params.prompt_logprobs && engine->model().decoder_keep() > 0) {
-    DI_LOG(warn, "prompt_logprobs is off: decoder replay does not compute all rows of a prompt");
-    request.params.prompt_logprobs = false;
-  }
   if (!has_cache) return engine->generator().Generate(request, callback, cancel);
   DI_ASSIGN_OR_RETURN(engine::AsyncEngine* const async, engine->async_engine());
   engine::TextRequest text;

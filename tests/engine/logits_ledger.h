@@ -85,6 +85,7 @@ class LedgerModel : public StepModel {
                std::span<float> confidence_logits) override {
     return model_.Draft(drafts, num_drafts, chooser, tokens, confidence_logits);
   }
+  void PauseDrafts(bool is_paused) override { model_.PauseDrafts(is_paused); }
 
   Result<std::span<const float>> Forward(std::span<const SlotChunk> chunks) override {
     DI_ASSIGN_OR_RETURN(const std::span<const float> logits, model_.Forward(chunks));
