@@ -25,6 +25,7 @@
 #include "bench/paired.h"
 #include "bench/record.h"
 #include "core/clock.h"
+#include "core/arithmetic_peak.h"
 #include "core/cpu_features.h"
 #include "core/threads.h"
 #include "device/device.h"
@@ -75,39 +76,6 @@ __attribute__((target("avx2"))) uint64_t ReadAvx2(const uint8_t* p, int64_t byte
   const __m256i sum = _mm256_xor_si256(_mm256_xor_si256(sums[0], sums[1]), _mm256_xor_si256(sums[2], sums[3]));
   return static_cast<uint64_t>(_mm256_extract_epi64(sum, 0));
 }
-
-// Floating point operations done.
-__attribute__((target("avx2,fma"))) double PeakAvx2(int64_t rounds) {
-  __m256 acc[12];
-  for (auto& a : acc) a = _mm256_set1_ps(1.0f);
-  const __m256 x = _mm256_set1_ps(0.999f), y = _mm256_set1_ps(0.001f);
-  for (int64_t i = 0; i < rounds; ++i) {
-#pragma GCC unroll 12
-    for (auto& a : acc) a = _mm256_fmadd_ps(a, x, y);
-  }
-  __m256 sum = acc[0];
-  for (int i = 1; i < 12; ++i) sum = _mm256_add_ps(sum, acc[i]);
-  benchmark::DoNotOptimize(sum);
-  return static_cast<double>(rounds) * 12 * 16;
-}
-
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-__attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16"))) double PeakAvx512(int64_t rounds) {
-  __m512 acc[12];
-  for (auto& a : acc) a = _mm512_set1_ps(1.0f);
-  const __m512i bits = _mm512_set1_epi32(0x3c003c00);
-  for (int64_t i = 0; i < rounds; ++i) {
-#pragma GCC unroll 12
-    for (auto& a : acc) a = _mm512_dpbf16_ps(a, (__m512bh)bits, (__m512bh)bits);
-  }
-  __m512 sum = acc[0];
-  for (int i = 1; i < 12; ++i) sum = _mm512_add_ps(sum, acc[i]);
-  benchmark::DoNotOptimize(sum);
-  return static_cast<double>(rounds) * 12 * 64;
-}
-#pragma GCC diagnostic pop
 #endif
 
 uint64_t ReadBytes(const uint8_t* p, int64_t bytes) {
@@ -121,20 +89,6 @@ uint64_t ReadBytes(const uint8_t* p, int64_t bytes) {
     sum ^= v;
   }
   return sum;
-}
-
-double PeakWork(int64_t rounds) {
-#if defined(__x86_64__)
-  if (ActiveCpuIsa() == CpuIsa::kAvx512) return PeakAvx512(rounds);
-  if (CpuSupports(CpuIsa::kAvx2)) return PeakAvx2(rounds);
-#endif
-  float acc[16];
-  for (float& a : acc) a = 1.0f;
-  for (int64_t i = 0; i < rounds; ++i) {
-    for (float& a : acc) a = a * 0.999f + 0.001f;
-  }
-  benchmark::DoNotOptimize(acc);
-  return static_cast<double>(rounds) * 32;
 }
 
 // The machine as one benchmark sees it: a pool, the memory of the sweep.
@@ -161,15 +115,7 @@ struct Bench {
   }
 
   // Operations per second over all threads.
-  double Peak() {
-    constexpr int64_t kTiles = 64;
-    double work[kTiles];
-    const double seconds =
-        SecondsOf([&] { pool.ParallelFor(kTiles, [&](int64_t tile, int) { work[tile] = PeakWork(4000); }); });
-    double sum = 0;
-    for (double w : work) sum += w;
-    return sum / seconds;
-  }
+  double Peak() { return ArithmeticPeak(pool); }
 };
 
 // Runs `subject` (one repetition, returns nothing) in pairs. bytes and flops are of one repetition.

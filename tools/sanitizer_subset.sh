@@ -12,7 +12,7 @@ case $kind in
   thread)
     targets=(core_test engine_test engine_acceptance_test)
     filter='^core\..*(Thread|Pool|Metrics|Parallel|AnyThreads|SameBits|PieceCache|Progress)'
-    filter+='|^engine\.(EngineCore|AsyncEngine|EngineStats|StatsWriter)'
+    filter+='|^engine\.(EngineCore|AsyncEngine|EngineStats|StatsWriter|StepProfiler)'
     ;;
   *)
     targets=(core_test backends_test engine_test engine_acceptance_test)

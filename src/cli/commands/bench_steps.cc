@@ -12,11 +12,13 @@
 #include "cli/commands/bench_common.h"
 #include "cli/commands/model_session.h"
 #include "cli/svg.h"
+#include "core/arithmetic_peak.h"
 #include "core/clock.h"
 #include "core/json.h"
 #include "core/memory_info.h"
 #include "core/progress.h"
 #include "core/read_sweep.h"
+#include "model/flops.h"
 #include "model/inventory.h"
 #include "model/memory_estimate.h"
 #include "model/sequence.h"
@@ -82,9 +84,10 @@ struct Measurement {
   std::vector<double> prefill_tokens_per_s;
   std::vector<double> step_s;  // one decode step of the whole batch
   std::vector<double> sweep_bytes_per_s;
+  std::vector<double> peak_flops;  // of the arithmetic, on the same threads
 };
 
-Status Measure(const BenchConfig& bench, int64_t seed, engine::Engine& engine, ReadSweep& sweep, model::StageClock& prefill_clock,
+Status Measure(const BenchConfig& bench, int64_t seed, engine::Engine& engine, ThreadPool& pool, ReadSweep& sweep, model::StageClock& prefill_clock,
                model::StageClock& decode_clock, Progress& progress, Measurement& out) {
   model::Model& model = engine.model();
   const Clock& clock = Clock::Steady();
@@ -123,6 +126,7 @@ Status Measure(const BenchConfig& bench, int64_t seed, engine::Engine& engine, R
     }
     model.SetStageClock(nullptr);
     if (is_measured && sweep.is_ready()) out.sweep_bytes_per_s.push_back(sweep.Pass());
+    if (is_measured) out.peak_flops.push_back(ArithmeticPeak(pool));
     progress.Update(repeat + warm_up + 1, bench.repeats + warm_up);
   }
   return Status::Ok();
@@ -189,7 +193,7 @@ Status RunSteps(Invocation& invocation) {
   ReadSweep sweep(sweep_pool);
   {
     Progress progress("bench steps", {.quiet = config.log.quiet, .unit = ProgressUnit::kItems, .clock = nullptr, .write_line = {}});
-    DI_RETURN_IF_ERROR(Measure(bench, config.sampling.seed.value_or(0), *engine, sweep, prefill_clock, decode_clock, progress, m));
+    DI_RETURN_IF_ERROR(Measure(bench, config.sampling.seed.value_or(0), *engine, sweep_pool, sweep, prefill_clock, decode_clock, progress, m));
   }
 
   const auto bytes = BytesPerToken(shape);
@@ -203,6 +207,15 @@ Status RunSteps(Invocation& invocation) {
   std::vector<double> decode_rates;
   for (const double s : m.step_s) decode_rates.push_back(static_cast<double>(bench.batch) / s);
   const double sweep_rate = Quantile(m.sweep_bytes_per_s, 0.5);
+  // By the estimator, which knows what decoder replay leaves out.
+  const model::FlopsModel flops(shape);
+  model::FlopsCounts decode_counts;
+  flops.Add({.start = bench.input_tokens + bench.output_tokens / 2, .num_tokens = 1, .num_consumer_tokens = 1, .num_logit_rows = 1},
+            decode_counts);
+  const double prefill_flop = flops.OfPrompt(bench.input_tokens, engine->model().decoder_keep()).flop();
+  const double decode_flop = flops.Evaluate(decode_counts).flop() * static_cast<double>(bench.batch);
+  const double prefill_flops = prefill_flop / static_cast<double>(bench.input_tokens) * Quantile(m.prefill_tokens_per_s, 0.5);
+  const double decode_flops = step_s > 0 ? decode_flop / step_s : 0.0, peak = Quantile(m.peak_flops, 0.5);
   // Exact for one sequence; several may share experts, so their traffic is not derived.
   const bool has_bytes = bench.batch == 1;
 
@@ -246,7 +259,14 @@ Status RunSteps(Invocation& invocation) {
                  {"prefill_tokens_per_s", Spread(m.prefill_tokens_per_s)},
                  {"decode_tokens_per_s", Spread(decode_rates)},
                  {"step_ms", Quantile(m.step_s, 0.5) * 1e3},
-                 {"read_sweep_gb_per_s", sweep_rate * 1e-9}};
+                 {"read_sweep_gb_per_s", sweep_rate * 1e-9},
+                 {"prefill_gflop", prefill_flop * 1e-9},
+                 {"decode_gflop", decode_flop * 1e-9},
+                 {"prefill_gflop_per_s", prefill_flops * 1e-9},
+                 {"decode_gflop_per_s", decode_flops * 1e-9},
+                 {"peak_gflop_per_s", peak * 1e-9},
+                 {"prefill_ratio_peak", peak > 0 ? prefill_flops / peak : 0.0},
+                 {"decode_ratio_peak", peak > 0 ? decode_flops / peak : 0.0}};
   if (has_bytes) {
     report["decode_weight_bytes"] = all_bytes;
     report["decode_gb_per_s"] = all_bytes / step_s * 1e-9;
@@ -271,6 +291,8 @@ Status RunSteps(Invocation& invocation) {
   if (has_bytes) {
     line(fmt::format("weights {:10.2f} GB/s of {:.2f} GB/s in the read sweep", all_bytes / step_s * 1e-9, sweep_rate * 1e-9));
   }
+  line(fmt::format("arithmetic: prefill {:.2f} GFLOP a prompt, {:.1f} GFLOP/s; decode {:.2f} GFLOP a step, {:.1f} GFLOP/s; {:.1f} GFLOP/s is the peak",
+                   prefill_flop * 1e-9, prefill_flops * 1e-9, decode_flop * 1e-9, decode_flops * 1e-9, peak * 1e-9));
   line("");
   line(fmt::format("{:<20} {:>12} {:>12} {:>12}", "stage", "prefill ms", "decode ms", has_bytes ? "decode GB/s" : ""));
   for (const Json& row : stages) {

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/arithmetic_peak.h"
+
+#include <chrono>
+#include <vector>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include "core/cpu_features.h"
+
+namespace deepinfer {
+namespace {
+
+// The compiler has to believe that the value is used.
+void Keep(const void* p) { asm volatile("" : : "r"(p) : "memory"); }
+
+#if defined(__x86_64__)
+// Each returns the floating point operations done.
+__attribute__((target("avx2,fma"))) double PeakAvx2(int64_t rounds) {
+  __m256 acc[12];
+  for (auto& a : acc) a = _mm256_set1_ps(1.0f);
+  const __m256 x = _mm256_set1_ps(0.999f), y = _mm256_set1_ps(0.001f);
+  for (int64_t i = 0; i < rounds; ++i) {
+#pragma GCC unroll 12
+    for (auto& a : acc) a = _mm256_fmadd_ps(a, x, y);
+  }
+  __m256 sum = acc[0];
+  for (int i = 1; i < 12; ++i) sum = _mm256_add_ps(sum, acc[i]);
+  Keep(&sum);
+  return static_cast<double>(rounds) * 12 * 16;
+}
+
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+__attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16"))) double PeakAvx512(int64_t rounds) {
+  __m512 acc[12];
+  for (auto& a : acc) a = _mm512_set1_ps(1.0f);
+  const __m512i bits = _mm512_set1_epi32(0x3c003c00);
+  for (int64_t i = 0; i < rounds; ++i) {
+#pragma GCC unroll 12
+    for (auto& a : acc) a = _mm512_dpbf16_ps(a, (__m512bh)bits, (__m512bh)bits);
+  }
+  __m512 sum = acc[0];
+  for (int i = 1; i < 12; ++i) sum = _mm512_add_ps(sum, acc[i]);
+  Keep(&sum);
+  return static_cast<double>(rounds) * 12 * 64;
+}
+#pragma GCC diagnostic pop
+#endif
+
+double PeakWork(int64_t rounds) {
+#if defined(__x86_64__)
+  if (ActiveCpuIsa() == CpuIsa::kAvx512) return PeakAvx512(rounds);
+  if (CpuSupports(CpuIsa::kAvx2)) return PeakAvx2(rounds);
+#endif
+  float acc[16];
+  for (float& a : acc) a = 1.0f;
+  for (int64_t i = 0; i < rounds; ++i) {
+    for (float& a : acc) a = a * 0.999f + 0.001f;
+  }
+  Keep(acc);
+  return static_cast<double>(rounds) * 32;
+}
+
+}  // namespace
+
+double ArithmeticPeak(ThreadPool& pool) {
+  constexpr int64_t kTiles = 64, kRounds = 4000;
+  std::vector<double> work(kTiles);
+  const auto begin = std::chrono::steady_clock::now();
+  pool.ParallelFor(kTiles, [&](int64_t tile, int) { work[static_cast<size_t>(tile)] = PeakWork(kRounds); });
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+  double sum = 0;
+  for (const double w : work) sum += w;
+  return sum / seconds.count();
+}
+
+}  // namespace deepinfer

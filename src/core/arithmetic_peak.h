@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The rate of the widest multiply-add of the active instruction set from registers alone (AVX-512: bf16 pairs, else
+// float32): the yardstick of every arithmetic figure. Measurements interleave it with what they measure.
+#pragma once
+
+#include "core/threads.h"
+
+namespace deepinfer {
+
+// Floating point operations per second over all threads of the pool.
+double ArithmeticPeak(ThreadPool& pool);
+
+}  // namespace deepinfer
