@@ -200,7 +200,7 @@ struct BenchConfig {
   int64_t output_tokens = 128;
   int64_t repeats = 5;
   int64_t requests = 0;     // 0 = some for each place of the batch
-  std::string workload;     // W1, W2, W5; empty = the lengths above
+  std::string workload = "fixed";  // the lengths above; W1, W2, W5
   std::string async_steps = "on";  // on, off, both
   double prefix_hit = 0;    // percent
   std::vector<int64_t> batches, inputs, outputs;  // sweep; empty = the single values above

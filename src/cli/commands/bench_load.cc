@@ -126,7 +126,7 @@ Result<LoadSpec> LoadSpecOf(const Invocation& invocation, int64_t max_model_len,
   spec.output_tokens = bench.output_tokens;
   spec.concurrency = invocation.sources.IsSet("batch") ? bench.batch : default_concurrency;
   spec.num_requests = bench.requests > 0 ? bench.requests : kRequestsPerPlace * spec.concurrency;
-  if (!bench.workload.empty()) {
+  if (bench.workload != "fixed") {
     if (invocation.sources.IsSet("input-tokens") || invocation.sources.IsSet("output-tokens")) {
       return InvalidArgument("--workload gives the lengths; leave --input-tokens and --output-tokens out");
     }

@@ -90,7 +90,7 @@ Status RunSweep(Invocation& invocation) {
   const Config& config = invocation.config;
   const BenchConfig& bench = config.bench;
   DI_RETURN_IF_ERROR(CheckPlotName(config.output.plot));
-  if (!bench.workload.empty()) return InvalidArgument("a sweep takes its lengths from --inputs and --outputs; leave --workload out");
+  if (bench.workload != "fixed") return InvalidArgument("a sweep takes its lengths from --inputs and --outputs; leave --workload out");
   const auto list = [](const std::vector<int64_t>& values, int64_t otherwise) { return values.empty() ? std::vector<int64_t>{otherwise} : values; };
   std::vector<Point> points;
   for (const int64_t output : list(bench.outputs, bench.output_tokens)) {
