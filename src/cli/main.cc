@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The program: words -> command and options -> run -> exit code. Every error is one line on stderr: "error: ...".
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <cstdio>
 #include <exception>
 #include <new>
@@ -79,7 +82,21 @@ int Main(std::span<const std::string> words) {
 
 }  // namespace deepinfer::cli
 
+namespace {
+
+// A file opened while one of them is closed would take its number, and logs or results would go into it. Writing to stdout
+// still fails.
+void OccupyStandardFiles() {
+  for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (::fcntl(fd, F_GETFD) >= 0) continue;
+    if (::open("/dev/null", fd == STDERR_FILENO ? O_WRONLY : O_RDONLY) < 0) return;
+  }
+}
+
+}  // namespace
+
 int main(int argc, char** argv) {
+  OccupyStandardFiles();
   deepinfer::InstallSignalHandlers();
   // Exceptions of the standard library (memory) that reach this point become the one line, too.
   try {

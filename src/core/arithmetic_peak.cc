@@ -32,9 +32,11 @@ __attribute__((target("avx2,fma"))) double PeakAvx2(int64_t rounds) {
   return static_cast<double>(rounds) * 12 * 16;
 }
 
+#if !defined(__clang__)
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
 __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16"))) double PeakAvx512(int64_t rounds) {
   __m512 acc[12];
   for (auto& a : acc) a = _mm512_set1_ps(1.0f);
@@ -48,7 +50,9 @@ __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16"))) double PeakAvx51
   Keep(&sum);
   return static_cast<double>(rounds) * 12 * 64;
 }
+#if !defined(__clang__)
 #pragma GCC diagnostic pop
+#endif
 #endif
 
 double PeakWork(int64_t rounds) {

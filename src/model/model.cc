@@ -217,8 +217,8 @@ Result<std::unique_ptr<Sequence>> Model::NewSlot() {
 Result<std::vector<int32_t>> Model::TakeBlocks(int64_t count) {
   BlockPool& pool = *impl_->pool;
   if (count > pool.num_free())
-    return ResourceExhausted(fmt::format("the cache has {} free blocks of {}, {} are needed; raise cache_tokens to {}", pool.num_free(),
-                                         pool.num_blocks(), count, count * kBlockTokens));
+    return ResourceExhausted(fmt::format("the cache has {} free blocks of {}, {} are needed; lower --num-kv-blocks or --max-model-len, or give the process more memory",
+                                         pool.num_free(), pool.num_blocks(), count));
   std::vector<int32_t> blocks;
   while (static_cast<int64_t>(blocks.size()) < count) blocks.push_back(pool.Allocate());
   return blocks;

@@ -141,10 +141,10 @@ TEST(Allocation, NonePerTokenOnTheWayToCallbacks) {
     }).value());
   }
   for (TextHandle& handle : handles) handle.Wait();
-  // A text grows by doubling; long tokens do not fit into a short string.
+  // A text grows by doubling, and so do lists when their reader lags behind; one allocation a token would be 240.
   RecordProperty("allocations", static_cast<int>(last - first));
   ASSERT_GT(first, 0);
-  EXPECT_LE(last - first, kNumRequests);
+  EXPECT_LE(last - first, 3 * kNumRequests);
   for (TextHandle& handle : handles) {
     const Completion c = std::move(handle.TakeCompletions()[0]);
     EXPECT_EQ(static_cast<int64_t>(c.ids.size()), kNumTokens);
@@ -165,7 +165,8 @@ TEST(Allocation, NonePerTokenOnTheWayToAQueue) {
   EXPECT_GE(n, kNumTokens);
   ASSERT_GT(first, 0);
   RecordProperty("allocations", static_cast<int>(last - first));
-  EXPECT_LE(last - first, 1);
+  // The lists between the threads double when this one lags behind; one allocation a token would be 30.
+  EXPECT_LE(last - first, 8);
 }
 
 }  // namespace

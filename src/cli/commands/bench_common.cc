@@ -8,6 +8,7 @@
 #include "cli/version.h"
 #include "core/clock.h"
 #include "core/file.h"
+#include "core/options.h"
 #include "core/threads.h"
 
 namespace deepinfer::cli {
@@ -58,6 +59,18 @@ void RunRecord::Sweep() {
   if (sweep_.is_ready()) sweeps_.push_back(sweep_.Pass());
 }
 
+Json SettingsOf(const Invocation& invocation) {
+  // Where results go, and the lists of a sweep, whose points say it themselves.
+  static constexpr std::string_view kNoSettings[] = {"out",       "plot",      "json",    "quiet",  "config",  "chrome-trace",
+                                                     "log-level", "log-format", "batches", "inputs", "outputs", "model"};
+  Json settings = Json::object();
+  for (const OptionSpec& spec : OptionTable()) {
+    if (!invocation.sources.IsSet(spec.name) || std::ranges::find(kNoSettings, spec.name) != std::end(kNoSettings)) continue;
+    settings[std::string(spec.name)] = OptionValueText(spec, invocation.config);
+  }
+  return settings;
+}
+
 Json RunRecord::Begin() const {
   return Json{{"bench", bench_},
               {"model", invocation_.config.model.model},
@@ -70,7 +83,8 @@ Json RunRecord::Begin() const {
               {"dtype", invocation_.config.model.numerics},
               {"threads", pool_.num_threads()},
               {"decoder_replay", DecoderReplayName(invocation_, engine_.config())},
-              {"load_s", engine_.load_s()}};
+              {"load_s", engine_.load_s()},
+              {"settings", SettingsOf(invocation_)}};
 }
 
 void RunRecord::End(Json& record) const {

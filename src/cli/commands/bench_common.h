@@ -40,6 +40,9 @@ Json Percentiles(const std::vector<double>& values);  // {p50, p90, p99}
 // off, mask or compact: what the engine runs with.
 std::string DecoderReplayName(const Invocation& invocation, const model::ModelConfig& shape);
 
+// The options that were set, by flag, environment or file, as far as they can change a measurement.
+Json SettingsOf(const Invocation& invocation);
+
 // Watches how disturbed a run is, from its construction on, and writes what all records share.
 class RunRecord {
  public:

@@ -51,6 +51,11 @@ Status ReadRecords(const Invocation& invocation, std::map<Point, Json>& records)
     if (json->value("model", "") != invocation.config.model.model) {
       return InvalidArgument(fmt::format("this record is of model {}; name another file with --out", Escape(json->value("model", ""))));
     }
+    const Json settings = SettingsOf(invocation), earlier = json->value("settings", Json::object());
+    if (earlier != settings) {
+      return InvalidArgument(fmt::format("this record was measured with the options {}, now they are {}; name another file with --out",
+                                         Escape(DumpJson(earlier), 256), Escape(DumpJson(settings), 256)));
+    }
     records[PointOf(*json)] = *json;
     return Status::Ok();
   }, Escape(path)));
