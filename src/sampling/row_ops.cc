@@ -30,7 +30,8 @@ std::vector<const RowOps*> Supported() {
 }  // namespace
 
 std::span<const RowOps* const> AllRowOps() {
-  static const std::vector<const RowOps*> ops = Supported();
+  // Never destroyed: an engine that ends with the process may still sample while static objects go.
+  static const auto& ops = *new std::vector<const RowOps*>(Supported());
   return ops;
 }
 

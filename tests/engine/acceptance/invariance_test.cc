@@ -71,15 +71,20 @@ class InvarianceRun {
     EngineCoreOptions o = Options();
     o.scheduler.num_blocks = std::max<int64_t>(longest_blocks_ + 1, 12);
     o.scheduler.max_num_batched_tokens = 2048;
-    RealEngine engine(*model_, o, &ledger_);
-    // Those that need a second block fill the cache together, in one step.
+    // Those that need a second block fill the cache together, in one step, unless their submission is torn apart by a busy
+    // machine: then once more.
     std::vector<size_t> order = Order(3);
     std::stable_partition(order.begin(), order.end(), [&](size_t i) {
       const size_t length = requests_[i].prompt_ids.size();
       return length > 120 && length < 128;
     });
-    Run(engine, order, "preempted");
-    EXPECT_GT(engine.Drain().stats.num_preempted, 0) << what_;
+    int64_t num_preempted = 0;
+    for (int attempt = 0; attempt < 6 && num_preempted == 0; ++attempt) {
+      RealEngine engine(*model_, o, &ledger_);
+      Run(engine, order, "preempted");
+      num_preempted = engine.Drain().stats.num_preempted;
+    }
+    EXPECT_GT(num_preempted, 0) << what_;
   }
   void PrefixCachedExact() {
     EngineCoreOptions o = Options();
