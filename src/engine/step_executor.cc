@@ -10,13 +10,6 @@
 
 namespace deepinfer::engine {
 
-void RowSampler::SampleDrafts(const StepPlan&, std::span<const DraftOfRow>, float* logits, int64_t stride, std::span<int32_t> tokens) {
-  for (size_t i = 0; i < tokens.size(); ++i) {
-    const float* const row = logits + static_cast<int64_t>(i) * stride;
-    tokens[i] = static_cast<int32_t>(std::max_element(row, row + stride) - row);
-  }
-}
-
 StepExecutor::StepExecutor(StepModel& model, RowSampler& sampler, int64_t num_slots, const Clock& clock, DraftOptions drafts)
     : model_(model),
       sampler_(sampler),

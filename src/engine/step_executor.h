@@ -45,9 +45,9 @@ class RowSampler {
   virtual void Begin(int32_t slot) = 0;
   // Fills tokens, num_tokens and outcome of the rows. Rows may be split over several calls.
   virtual void Sample(const StepPlan& plan, std::span<const LogitsOfRow> rows, StepResult& result) = 0;
-  // Draws one draft for every row; logits as in model::DraftChooser. By default the most likely token.
+  // Draws one draft for every row; logits as in model::DraftChooser: a row is vocab_size values, rows lie `stride` apart.
   virtual void SampleDrafts(const StepPlan& plan, std::span<const DraftOfRow> rows, float* logits, int64_t stride,
-                            std::span<int32_t> tokens);
+                            std::span<int32_t> tokens) = 0;
   // The token ends the row's sequence: what is drafted behind it is worth nothing.
   virtual bool IsStopToken(const StepRow& row, int32_t token) const {
     (void)row, (void)token;

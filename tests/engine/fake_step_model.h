@@ -243,6 +243,11 @@ class ArgMaxSampler : public RowSampler {
       }
     }
   }
+  // The fake model's draft rows have no gaps.
+  void SampleDrafts(const StepPlan&, std::span<const DraftOfRow>, float* logits, int64_t stride, std::span<int32_t> tokens) override {
+    const size_t width = static_cast<size_t>(stride);
+    for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = ArgMax({logits + i * width, width});
+  }
   static int32_t ArgMax(std::span<const float> row) {
     return static_cast<int32_t>(std::max_element(row.begin(), row.end()) - row.begin());
   }
