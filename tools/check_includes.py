@@ -15,7 +15,7 @@ ALLOWED = {
     "comm": {"core"},
     "text": {"core"},
     "vision": {"core"},
-    "constrain": {"core"},
+    "constrain": {"text", "core"},
     "hub": {"core"},
     "kvstore": {"core"},
     "backends": {"device", "comm", "core"},
