@@ -24,10 +24,11 @@ enum class FinishReason {
   kInvalidLogits,        // the model gave NaN or infinite logits
   kInsufficientResource, // taken off the device for lack of cache memory and not resumed
   kInternalError,        // the step that computed it failed
+  kStructuredOutputFailed,  // so_args could not be compiled or held; the last output token is id 0 and means nothing
 };
 
 // "", "stop", "length", "abort", "timeout", "prompt_length_exceeded", "invalid_token", "error: invalid logits",
-// "insufficient_system_resource", "error: internal".
+// "insufficient_system_resource", "error: internal", "xgrammar runtime errors or timeout".
 std::string_view FinishReasonName(FinishReason reason);
 
 // Log probabilities are natural logarithms, floored at this value.

@@ -16,6 +16,22 @@ namespace deepinfer {
 // Below this temperature a request is greedy: argmax, ties to the lowest id, no random number is used.
 inline constexpr double kSamplingEps = 1e-5;
 
+// so_args: the output is held to a grammar (docs/guide/structured-outputs.md).
+struct StructuredOutput {
+  std::string schema_type;   // json, json_object, regex, ebnf, choice, structural_tag, lark
+  std::string schema;        // JSON schema, pattern, grammar with rule "root", structural tag, or JSON list of strings
+  bool strict = true;        // JSON schema: objects that declare properties are closed
+  bool any_order = false;    // their properties may come in any order
+  bool any_whitespace = true;
+  std::optional<int> max_whitespace_cnt;  // blanks in a row between JSON tokens; unset = no limit
+  // The grammar starts behind this sequence of output tokens; empty: at once.
+  std::vector<int32_t> trigger_token_ids;
+  // When this token is generated before the trigger is complete, the trigger is forced from there on. Needs a trigger.
+  std::optional<int32_t> bound_token_id;
+  // Not empty: mistakes that end the request with "xgrammar runtime errors or timeout" instead of being refused.
+  std::string invalid;
+};
+
 struct SamplingParams {
   double temperature = 1.0;  // >= 0; < kSamplingEps means greedy
   double top_p = 1.0;        // (0, 1]; 1 = off
@@ -38,6 +54,7 @@ struct SamplingParams {
   double repetition_penalty = 1.0;  // > 0, on prompt and output tokens
   std::map<int32_t, double> logit_bias;  // token id -> added logit, values clamped to [-100, 100]
   std::optional<std::vector<int32_t>> allowed_token_ids;  // only these can be sampled
+  std::optional<StructuredOutput> so_args;
 
   std::vector<std::string> stop;          // at most 16 non-empty stop strings
   std::vector<int32_t> stop_token_ids;

@@ -33,7 +33,7 @@ class EngineMetrics {
   void OnRequestEnd(double seconds) { request_seconds_.Observe(seconds); }
 
  private:
-  static constexpr size_t kNumReasons = static_cast<size_t>(FinishReason::kInternalError) + 1;
+  static constexpr size_t kNumReasons = static_cast<size_t>(FinishReason::kStructuredOutputFailed) + 1;
 
   Gauge& requests_running_;
   Gauge& kv_usage_;

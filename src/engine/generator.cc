@@ -27,6 +27,7 @@ std::string_view FinishReasonName(FinishReason reason) {
     case FinishReason::kInvalidLogits: return "error: invalid logits";
     case FinishReason::kInsufficientResource: return "insufficient_system_resource";
     case FinishReason::kInternalError: return "error: internal";
+    case FinishReason::kStructuredOutputFailed: return "xgrammar runtime errors or timeout";
   }
   return "";
 }
