@@ -42,8 +42,9 @@ class Constraint {
   Result<bool> Accept(int32_t token_id);
   // Whether Fill would forbid anything: false while the trigger is pending and the bound has not fired, and once finished.
   bool constrained() const { return is_bound_fired() || !is_trigger_pending(); }
-  // Writes the row of the next token. False: all ones. A row that allows nothing aborts the constraint.
-  Result<bool> Fill(std::span<uint32_t> mask);
+  // Writes the row of the next token. False: all ones. A row that allows nothing aborts the constraint; behind a draft it
+  // does not (the row is all zeros, true): the draft may be rejected.
+  Result<bool> Fill(std::span<uint32_t> mask, bool is_behind_draft = false);
   // Takes back the last n accepted tokens. Beyond num_drafts + 2 an error, which aborts.
   Status Rollback(int n);
 
