@@ -9,10 +9,9 @@
 
 #include "core/escape.h"
 #include "protocols/chat_request.h"
-#include "protocols/chat_response.h"
 #include "protocols/completion_request.h"
 #include "protocols/completion_response.h"
-#include "protocols/output_stream.h"
+#include "protocols/protocol_stream.h"
 
 namespace deepinfer::cli {
 
@@ -89,18 +88,22 @@ class ChatBatchRequest : public BatchRequest {
         sampled.top.emplace_back(token.top_token_ids[i], static_cast<double>(token.top_logprobs[i]));
       }
     }
-    std::vector<protocols::OutputEvent> events;
-    stream_.PushTokens(std::span(&token.token_id, 1), logprobs, events);
-    for (const protocols::OutputEvent& event : events) builder_.Add(event);
+    stream_.PushTokens(std::span(&token.token_id, 1), logprobs, body_);
     return stream_.is_stopped() ? StreamAction::kStop : StreamAction::kContinue;
   }
 
  private:
   ChatBatchRequest(const protocols::ConvertedRequest& converted, const std::string& id, int64_t num_prompt, const BatchContext& context)
-      : stream_(converted.parsing, &context.tokenizer, IdSeed(id)),
-        builder_(protocols::MakeChatResponseInfo(converted, fmt::format("chatcmpl-{}", Unique(id)), kCreated)),
+      : stream_(converted, &context.tokenizer, Setup(converted, id), IdSeed(id)),
         wants_logprobs_(converted.inference.logprobs),
         num_prompt_(num_prompt) {}
+
+  // One body, whatever the request says about streaming.
+  static protocols::ResponseSetup Setup(const protocols::ConvertedRequest& converted, const std::string& id) {
+    protocols::ResponseSetup setup = protocols::MakeResponseSetup(converted, fmt::format("chatcmpl-{}", Unique(id)), kCreated);
+    setup.is_stream = false;
+    return setup;
+  }
 
   static uint64_t IdSeed(std::string_view id) {
     const std::string_view hex = Unique(id).substr(0, 16);
@@ -111,22 +114,14 @@ class ChatBatchRequest : public BatchRequest {
 
   Json MakeBody(const std::vector<Completion>& samples) override {
     const Completion& sample = samples.front();
-    if (!stream_.is_stopped()) {
-      std::vector<protocols::OutputEvent> events;
-      stream_.Finish(events);
-      for (const protocols::OutputEvent& event : events) builder_.Add(event);
-    }
-    protocols::TokenUsage usage;
-    usage.prompt_tokens = num_prompt_;
-    usage.cached_tokens = sample.usage.cached_tokens;
-    usage.completion_tokens = stream_.num_tokens();
-    usage.reasoning_tokens = stream_.num_reasoning_tokens();
+    stream_.Start(num_prompt_, sample.usage.cached_tokens, body_);
     const auto finish = sample.finish_reason == FinishReason::kLength ? protocols::EngineFinish::kLength : protocols::EngineFinish::kStop;
-    return builder_.Finish(stream_.ReasonFor(finish), usage);
+    stream_.Finish(finish, kCreated, body_);
+    return ParseJson(body_).value();
   }
 
-  protocols::OutputStream stream_;        // the output thread's until the request has ended
-  protocols::ChatResponseBuilder builder_;  // the same
+  protocols::ProtocolStream stream_;  // the output thread's until the request has ended
+  std::string body_;                  // the same
   bool wants_logprobs_;
   int64_t num_prompt_;
 };

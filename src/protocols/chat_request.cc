@@ -571,6 +571,7 @@ Result<ConvertedRequest> ConvertChatRequest(ChatRequest request, const ConvertOp
   out.model = std::move(request.model);
   out.stream = request.stream;
   out.include_usage = request.include_usage.value_or(false);
+  out.has_usage_chunk = out.include_usage && options.openai_usage_chunk;
   out.cache_salt = std::move(request.cache_salt);
   out.cache_mode = request.cache_mode;
   out.priority = request.priority;

@@ -4,10 +4,13 @@
 // and what the response encoder must know.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 
+#include "protocols/api.h"
 #include "protocols/inference_options.h"
+#include "protocols/responses_echo.h"
 #include "text/conversation.h"
 #include "text/output_parser.h"
 #include "text/prompt_renderer.h"
@@ -17,6 +20,7 @@ namespace deepinfer::protocols {
 enum class CacheMode { kReplay, kExact, kOff };
 
 struct ConvertedRequest {
+  Api api = Api::kChat;
   std::string model;  // as the client wrote it
   text::Conversation conversation;
   text::RenderedPrompt prompt;
@@ -26,6 +30,8 @@ struct ConvertedRequest {
 
   bool stream = false;
   bool include_usage = false;  // usage key on every chunk
+  bool has_usage_chunk = false;  // a last chunk without choices that holds the usage
+  std::shared_ptr<const ResponsesEcho> responses_echo;  // Responses only
 
   // Engine extensions.
   std::string cache_salt;

@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "protocols/debug_render.h"
 
-#include <fmt/format.h>
-
-#include "protocols/chat_request.h"
-
 namespace deepinfer::protocols {
 
 namespace {
@@ -53,11 +49,6 @@ DebugRenderResult Error(Api api, const Status& status) {
 }
 
 }  // namespace
-
-Result<ConvertedRequest> ConvertRequest(Api api, std::string_view body, const ConvertOptions& options) {
-  if (api == Api::kChat) return ConvertChatRequest(body, options);
-  return Unimplemented(fmt::format("the {} API is not built yet; use chat", ApiName(api)));
-}
 
 Json DescribeRequest(const ConvertedRequest& request) {
   Json out = Json::object();

@@ -7,13 +7,10 @@
 
 #include "core/json.h"
 #include "protocols/api.h"
-#include "protocols/converted_request.h"
+#include "protocols/convert_request.h"
 #include "text/tokenizer.h"
 
 namespace deepinfer::protocols {
-
-// Conversion by the rules of `api`. Protocols that are not built yet give kUnimplemented.
-Result<ConvertedRequest> ConvertRequest(Api api, std::string_view body, const ConvertOptions& options);
 
 // {"prompt", "special_ranges", "ids", "images", "stream", "thinking", "effort", "inference", "parsing"}.
 Json DescribeRequest(const ConvertedRequest& request);

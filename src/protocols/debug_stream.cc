@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "protocols/debug_stream.h"
 
+#include <algorithm>
 #include <ctime>
 #include <random>
 
 #include <fmt/format.h>
 
-#include "protocols/chat_response.h"
-#include "protocols/debug_render.h"
+#include "protocols/convert_request.h"
 
 namespace deepinfer::protocols {
 
@@ -75,89 +75,31 @@ Result<Piece> ParsePiece(const Json& line, const text::Tokenizer& tokenizer) {
   return piece;
 }
 
-class ChatDebugStream : public DebugStream {
- public:
-  ChatDebugStream(const ConvertedRequest& request,
-                  ChatResponseInfo info,
-                  const text::Tokenizer& tokenizer,
-                  const DebugStreamOptions& options,
-                  uint64_t id_seed)
-      : tokenizer_(tokenizer), options_(options), stream_(request.parsing, &tokenizer, id_seed), encoder_(info), builder_(info) {}
-
-  std::vector<Json> Start() override {
-    std::vector<Json> lines;
-    AddLine(encoder_.First(), lines);
-    return lines;
-  }
-
-  Result<std::vector<Json>> Push(const Json& line) override {
-    std::vector<Json> lines;
-    if (stream_.is_stopped()) return lines;
-    DI_ASSIGN_OR_RETURN(const Piece piece, ParsePiece(line, tokenizer_));
-    std::vector<OutputEvent> events;
-    if (piece.is_text) {
-      stream_.PushText(piece.text, piece.num_tokens, events);
-    } else {
-      stream_.PushTokens(piece.ids, piece.logprobs, events);
-    }
-    AddEvents(events, lines);
-    if (stream_.is_stopped()) AddLast(lines);
-    return lines;
-  }
-
-  std::vector<Json> Finish() override {
-    std::vector<Json> lines;
-    if (!stream_.is_stopped()) {
-      std::vector<OutputEvent> events;
-      stream_.Finish(events);
-      AddEvents(events, lines);
-      AddLast(lines);
-    }
-    if (options_.accumulate) {
-      lines.push_back(builder_.Finish(stream_.ReasonFor(options_.finish), Usage()));
-    } else {
-      AddLine("[DONE]", lines);
-    }
-    return lines;
-  }
-
- private:
-  TokenUsage Usage() const {
-    TokenUsage usage;
-    usage.prompt_tokens = options_.prompt_tokens.value_or(0);
-    usage.cached_tokens = options_.cached_tokens;
-    usage.completion_tokens = stream_.num_tokens();
-    usage.reasoning_tokens = stream_.num_reasoning_tokens();
-    return usage;
-  }
-
-  void AddEvents(std::vector<OutputEvent>& events, std::vector<Json>& lines) {
-    for (OutputEvent& event : events) {
-      if (options_.normalize && !event.tool_id.empty()) event.tool_id = fmt::format("call_{:02}_X", event.tool_idx);
-      if (options_.accumulate) {
-        builder_.Add(event);
-      } else if (std::optional<Json> chunk = encoder_.Chunk(event)) {
-        AddLine(*std::move(chunk), lines);
-      }
-    }
-  }
-
-  void AddLast(std::vector<Json>& lines) { AddLine(encoder_.Last(stream_.ReasonFor(options_.finish), Usage()), lines); }
-
-  void AddLine(Json data, std::vector<Json>& lines) const {
-    if (options_.accumulate) return;
+// Server-sent events as lines {"event", "data"}.
+std::vector<Json> ReadEvents(std::string_view bytes) {
+  std::vector<Json> lines;
+  while (!bytes.empty()) {
+    const size_t end = std::min(bytes.find("\n\n"), bytes.size());
+    std::string_view event = bytes.substr(0, end);
+    bytes.remove_prefix(std::min(bytes.size(), end + 2));
     Json line = Json::object();
     line["event"] = nullptr;
-    line["data"] = std::move(data);
+    line["data"] = nullptr;
+    while (!event.empty()) {
+      const size_t line_end = std::min(event.find('\n'), event.size());
+      const std::string_view field = event.substr(0, line_end);
+      event.remove_prefix(std::min(event.size(), line_end + 1));
+      if (field.starts_with("event: ")) {
+        line["event"] = std::string(field.substr(7));
+      } else if (field.starts_with("data: ")) {
+        Result<Json> data = ParseJson(field.substr(6));
+        line["data"] = data.ok() ? *std::move(data) : Json(std::string(field.substr(6)));
+      }
+    }
     lines.push_back(std::move(line));
   }
-
-  const text::Tokenizer& tokenizer_;
-  const DebugStreamOptions options_;
-  OutputStream stream_;
-  ChatStreamEncoder encoder_;
-  ChatResponseBuilder builder_;
-};
+  return lines;
+}
 
 }  // namespace
 
@@ -183,14 +125,62 @@ Result<std::unique_ptr<DebugStream>> DebugStream::Create(Api api,
     const auto ids = tokenizer.EncodePrompt(request.prompt.text, request.prompt.special_ranges);
     filled.prompt_tokens = ids.ok() ? static_cast<int64_t>(ids->size()) : 0;
   }
-  const uint64_t seed = options.normalize ? 0 : std::random_device{}();
-  ChatResponseInfo info = MakeChatResponseInfo(request,
-                                               options.normalize ? "ID" : fmt::format("chatcmpl-{:08x}", seed),
-                                               options.normalize ? 0 : static_cast<int64_t>(std::time(nullptr)));
-  if (options.normalize) info.model = "MODEL";
-  info.system_fingerprint = options.system_fingerprint;
-  return std::unique_ptr<DebugStream>(
-      std::make_unique<ChatDebugStream>(request, std::move(info), tokenizer, filled, seed));
+  std::random_device random;
+  const auto bits = [&random] { return uint64_t{random()} << 32 | random(); };
+  std::string id = options.normalize ? "ID" : MakeResponseId(api, bits(), bits());
+  ResponseSetup setup = MakeResponseSetup(request, std::move(id), options.normalize ? 0 : static_cast<int64_t>(std::time(nullptr)));
+  if (options.normalize) setup.model = "MODEL";
+  setup.system_fingerprint = options.system_fingerprint;
+  setup.is_stream = !options.accumulate;
+  return std::unique_ptr<DebugStream>(new DebugStream(request, setup, tokenizer, filled, bits()));
+}
+
+DebugStream::DebugStream(const ConvertedRequest& request,
+                         const ResponseSetup& setup,
+                         const text::Tokenizer& tokenizer,
+                         const DebugStreamOptions& options,
+                         uint64_t id_seed)
+    : tokenizer_(tokenizer), options_(options), stream_(request, &tokenizer, setup, id_seed) {
+  if (options.normalize) stream_.UseFixedToolIds();
+}
+
+std::vector<Json> DebugStream::Start() {
+  stream_.Start(options_.prompt_tokens.value_or(0), options_.cached_tokens, bytes_);
+  return TakeLines();
+}
+
+Result<std::vector<Json>> DebugStream::Push(const Json& line) {
+  if (stream_.is_stopped()) return std::vector<Json>();
+  DI_ASSIGN_OR_RETURN(const Piece piece, ParsePiece(line, tokenizer_));
+  if (piece.is_text) {
+    stream_.PushText(piece.text, piece.num_tokens, bytes_);
+  } else {
+    stream_.PushTokens(piece.ids, piece.logprobs, bytes_);
+  }
+  if (stream_.is_stopped()) WriteEnd();
+  return TakeLines();
+}
+
+std::vector<Json> DebugStream::Finish() {
+  if (!has_ended_) WriteEnd();
+  return TakeLines();
+}
+
+void DebugStream::WriteEnd() {
+  has_ended_ = true;
+  stream_.Finish(options_.finish, options_.normalize ? 0 : static_cast<int64_t>(std::time(nullptr)), bytes_);
+}
+
+std::vector<Json> DebugStream::TakeLines() {
+  std::vector<Json> lines;
+  if (!options_.accumulate) {
+    lines = ReadEvents(bytes_);
+  } else if (!bytes_.empty()) {
+    Result<Json> response = ParseJson(bytes_);
+    lines.push_back(response.ok() ? *std::move(response) : Json(bytes_));
+  }
+  bytes_.clear();
+  return lines;
 }
 
 }  // namespace deepinfer::protocols

@@ -12,7 +12,7 @@
 #include "core/json.h"
 #include "protocols/api.h"
 #include "protocols/converted_request.h"
-#include "protocols/output_stream.h"
+#include "protocols/protocol_stream.h"
 #include "text/tokenizer.h"
 
 namespace deepinfer::protocols {
@@ -28,6 +28,7 @@ struct DebugStreamOptions {
 
 Result<EngineFinish> ParseEngineFinish(std::string_view name);  // stop, length, content_filter
 
+// The events of a response as lines, read back from the bytes that a client would get.
 class DebugStream {
  public:
   // `tokenizer` must outlive the stream. kInvalidArgument if the request is refused.
@@ -36,13 +37,28 @@ class DebugStream {
                                                      const text::Tokenizer& tokenizer,
                                                      ConvertOptions convert_options,
                                                      const DebugStreamOptions& options);
-  virtual ~DebugStream() = default;
 
   // Each returns output lines: {"event", "data"}, or the response when accumulating. Order: Start, Push..., Finish. A line is a
   // string, {"text", "tokens"?} or {"ids", "logprobs"?}; after a stop string further lines are ignored.
-  virtual std::vector<Json> Start() = 0;
-  virtual Result<std::vector<Json>> Push(const Json& line) = 0;
-  virtual std::vector<Json> Finish() = 0;
+  std::vector<Json> Start();
+  Result<std::vector<Json>> Push(const Json& line);
+  std::vector<Json> Finish();
+
+ private:
+  DebugStream(const ConvertedRequest& request,
+              const ResponseSetup& setup,
+              const text::Tokenizer& tokenizer,
+              const DebugStreamOptions& options,
+              uint64_t id_seed);
+
+  std::vector<Json> TakeLines();
+  void WriteEnd();
+
+  const text::Tokenizer& tokenizer_;
+  const DebugStreamOptions options_;
+  ProtocolStream stream_;
+  std::string bytes_;
+  bool has_ended_ = false;
 };
 
 }  // namespace deepinfer::protocols

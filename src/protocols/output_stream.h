@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Sampled tokens (or text pieces) -> output events, the same for all protocols: detokenizer, output parser, tool call ids, token
-// counts and the place of log probabilities. Each protocol encodes the events in its own way (chat_response.h).
+// counts and the place of log probabilities. Each protocol writes the events in its own way (response_writer.h). Events are
+// reused from push to push: without log probabilities a running stream allocates nothing.
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <optional>
 #include <random>
@@ -59,13 +59,17 @@ class OutputStream : private text::ParserSink {
   // `tokenizer` may be null if only text is pushed; it must outlive the stream. `id_seed` makes the tool call ids.
   OutputStream(const text::ParserOptions& options, const text::Tokenizer* tokenizer, uint64_t id_seed);
 
-  // Each call appends its events to `out`; neighbours of one kind are joined.
-  void PushText(std::string_view text, int64_t num_tokens, std::vector<OutputEvent>& out);
-  // `logprobs` is empty or has one entry for each id. End tokens count but have no text.
-  void PushTokens(std::span<const int32_t> ids, std::span<const SampledLogprob> logprobs, std::vector<OutputEvent>& out);
-  void Finish(std::vector<OutputEvent>& out);
+  // Tool call ids without the random part: call_00_X.
+  void UseFixedToolIds() { has_fixed_tool_ids_ = true; }
 
-  // A stop string ended the request: the engine must be told, and Finish is not needed.
+  // Each returns its events, neighbours of one kind joined. They are valid until the next call.
+  std::span<const OutputEvent> PushText(std::string_view text, int64_t num_tokens);
+  // `logprobs` is empty or has one entry for each id. End tokens count but have no text.
+  std::span<const OutputEvent> PushTokens(std::span<const int32_t> ids, std::span<const SampledLogprob> logprobs = {});
+  // The end of the output: held text is released. Without effect after a stop string.
+  std::span<const OutputEvent> Finish();
+
+  // A stop string ended the request: the engine must be told.
   bool is_stopped() const { return parser_.is_stopped(); }
   std::optional<size_t> stop_idx() const { return stop_idx_; }
   FinishReason ReasonFor(EngineFinish finish) const;
@@ -76,9 +80,9 @@ class OutputStream : private text::ParserSink {
  private:
   // A token between its text entering the parser and that text being decided.
   struct OpenToken {
-    uint64_t begin;
-    uint64_t end;
-    int64_t weight;  // tokens it stands for
+    uint64_t begin = 0;
+    uint64_t end = 0;
+    int64_t weight = 1;  // tokens it stands for
     bool is_visible = false;
     std::optional<TokenLogprob> logprob;
   };
@@ -89,10 +93,15 @@ class OutputStream : private text::ParserSink {
   void OnToolCallEnd() override;
   void OnStop(size_t stop_idx, uint64_t source_begin) override;
 
-  void PushDecoded(std::string_view text, std::vector<OutputEvent>& out);
+  void PushDecoded(std::string_view text);
+  void ForgetDecidedTokens();
+  void DropFirstToken();
+  OutputEvent& NewEvent(OutputEvent::Kind kind);
   OutputEvent& EventFor(OutputEvent::Kind kind);
+  std::span<const OutputEvent> Events() const { return {events_.data(), num_events_}; }
+  size_t NumOpenTokens() const { return open_tokens_.size() - first_open_token_; }
   void ShowTokens(uint64_t begin, uint64_t end, bool is_reasoning, OutputEvent& event);
-  std::string NewToolCallId();
+  void AppendToolCallId(std::string& out);
 
   text::OutputParser parser_;
   const text::Tokenizer* tokenizer_;
@@ -100,9 +109,11 @@ class OutputStream : private text::ParserSink {
   int32_t end_id_ = -1;
   int32_t end_of_turn_id_ = -1;
   std::mt19937_64 random_;
-  std::vector<OutputEvent>* out_ = nullptr;
-  size_t first_event_ = 0;  // of the current push
-  std::deque<OpenToken> open_tokens_;
+  bool has_fixed_tool_ids_ = false;
+  std::vector<OutputEvent> events_;  // the first num_events_ are of the current push; the others keep their memory
+  size_t num_events_ = 0;
+  std::vector<OpenToken> open_tokens_;
+  size_t first_open_token_ = 0;
   size_t num_waiting_ = 0;  // last open tokens whose text the detokenizer still holds
   uint64_t text_end_ = 0;   // bytes given to the parser
   std::string decoded_;

@@ -55,6 +55,8 @@ class OutputParser {
 
   // A stop string was found; the request is over and further text is dropped.
   bool is_stopped() const { return is_stopped_; }
+  // Whatever follows is dropped.
+  bool is_finished() const { return stage_ == Stage::kFinished; }
   int num_tool_calls() const { return num_tool_calls_; }
   // Bytes of the output that are decided: passed on, skipped or taken into a name or value. The rest is held.
   uint64_t num_decided_bytes() const { return num_read_ - HeldBytes(); }

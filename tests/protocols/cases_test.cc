@@ -23,11 +23,8 @@ struct Folded {
 
 Folded Fold(const ConvertedRequest& request, const std::vector<std::string>& pieces, EngineFinish finish) {
   OutputStream stream(request.parsing, nullptr, 1);
-  std::vector<OutputEvent> events;
-  for (const std::string& piece : pieces) stream.PushText(piece, 1, events);
-  stream.Finish(events);
   Folded out;
-  for (const OutputEvent& event : events) {
+  const auto fold = [&out](const OutputEvent& event) {
     switch (event.kind) {
       case OutputEvent::Kind::kReasoning: out.reasoning += event.text; break;
       case OutputEvent::Kind::kContent: out.content += event.text; break;
@@ -43,7 +40,11 @@ Folded Fold(const ConvertedRequest& request, const std::vector<std::string>& pie
         break;
       case OutputEvent::Kind::kToolCallEnd: break;
     }
+  };
+  for (const std::string& piece : pieces) {
+    for (const OutputEvent& event : stream.PushText(piece, 1)) fold(event);
   }
+  for (const OutputEvent& event : stream.Finish()) fold(event);
   out.reason = stream.ReasonFor(finish);
   return out;
 }
@@ -107,13 +108,12 @@ TEST(Cases, ReasoningTokensBeforeTheClosingTag) {
   const ConvertedRequest request = Convert(body);
   for (const bool closes : {true, false}) {
     OutputStream stream(request.parsing, nullptr, 1);
-    std::vector<OutputEvent> events;
-    for (const char* piece : {"I", " think", "."}) stream.PushText(piece, 1, events);
+    for (const char* piece : {"I", " think", "."}) stream.PushText(piece, 1);
     if (closes) {
-      stream.PushText("</think>", 1, events);
-      stream.PushText("Yes", 1, events);
+      stream.PushText("</think>", 1);
+      stream.PushText("Yes", 1);
     }
-    stream.Finish(events);
+    stream.Finish();
     EXPECT_EQ(stream.num_reasoning_tokens(), 3);
     EXPECT_EQ(stream.num_tokens(), closes ? 5 : 3);
   }

@@ -5,7 +5,6 @@
 
 #include "core/utf8.h"
 #include "protocols/chat_request.h"
-#include "protocols/chat_response.h"
 #include "protocols/debug_stream.h"
 #include "protocols/golden_cases.h"
 #include "protocols/golden_tokenizer.h"
