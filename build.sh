@@ -54,7 +54,7 @@ BASE_PACKAGES=(g++ cmake ninja-build pkg-config git ca-certificates libfmt-dev l
   nlohmann-json3-dev libssl-dev prometheus-cpp-dev)
 TEST_PACKAGES=(libgtest-dev libgmock-dev libbenchmark-dev python3 python3-dev python3-venv python3-pip clang-16
   libclang-rt-16-dev)
-PIP_PACKAGES=(nanobind scikit-build-core pytest build)
+PIP_PACKAGES=(nanobind scikit-build-core pytest build jsonschema)
 
 need_packages() {
   local missing=()
@@ -78,13 +78,21 @@ need_packages() {
   apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
 }
 
+# The sources that are in no package, once (third_party/README.md). Without network the build does without them.
+need_third_party() {
+  third_party/fetch.sh --check && return 0
+  need_packages python3 python3-pip
+  say "fetching xgrammar"
+  third_party/fetch.sh || true
+}
+
 need_venv() {
   if [ ! -x .venv/bin/python ] || ! .venv/bin/python -c 'import sys; sys.exit(sys.version_info < (3, 10))'; then
     say "creating .venv"
     rm -rf .venv
     /usr/bin/python3 -m venv .venv
   fi
-  if ! .venv/bin/python -c 'import nanobind, scikit_build_core, pytest, build' 2>/dev/null; then
+  if ! .venv/bin/python -c 'import nanobind, scikit_build_core, pytest, build, jsonschema' 2>/dev/null; then
     say "installing Python packages: ${PIP_PACKAGES[*]}"
     .venv/bin/python -m pip install -q --disable-pip-version-check "${PIP_PACKAGES[@]}"
   fi
@@ -136,7 +144,7 @@ configure() {
 FUZZ_DIR=build-fuzz
 build_fuzzers() {
   cmake -S . -B $FUZZ_DIR -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_COMPILER=clang++-16 -DDEEPINFER_TESTS=OFF \
-    -DDEEPINFER_FUZZ=ON -DDEEPINFER_SANITIZE="address;undefined" >$FUZZ_DIR.configure.log 2>&1 || {
+    -DDEEPINFER_FUZZ=ON -DDEEPINFER_XGRAMMAR=OFF -DDEEPINFER_SANITIZE="address;undefined" >$FUZZ_DIR.configure.log 2>&1 || {
     tail -n 30 $FUZZ_DIR.configure.log >&2
     exit 1
   }
@@ -156,6 +164,7 @@ fuzz_one() {
 run_test() {
   need_packages "${BASE_PACKAGES[@]}" "${TEST_PACKAGES[@]}"
   need_venv
+  need_third_party
   local dir passed=0 failed=0 summary
   dir=$(build_dir)
   say "building ($BUILD_TYPE) into $dir"
@@ -207,6 +216,7 @@ case "$COMMAND" in
   build)
     accelerator_note
     need_packages "${BASE_PACKAGES[@]}" libgtest-dev libgmock-dev libbenchmark-dev
+    need_third_party
     dir=$(build_dir)
     say "building ($BUILD_TYPE${SANITIZE:+, $SANITIZE}) into $dir"
     configure "$dir" -DDEEPINFER_BENCH=ON
@@ -215,6 +225,7 @@ case "$COMMAND" in
   demo)
     accelerator_note
     need_packages "${BASE_PACKAGES[@]}"
+    need_third_party
     say "building"
     configure build -DDEEPINFER_TESTS="$([ -d /usr/include/gtest ] && echo ON || echo OFF)"
     ninja -C build -j"$JOBS" deepinfer
@@ -257,6 +268,7 @@ case "$COMMAND" in
     [ "${ARGS[1]:-}" = --seconds ] && export DEEPINFER_SOAK_SECONDS=${ARGS[2]:?--seconds needs a number}
     export DEEPINFER_SOAK_SECONDS=${DEEPINFER_SOAK_SECONDS:-300}
     need_packages "${BASE_PACKAGES[@]}" libgtest-dev libgmock-dev
+    need_third_party
     dir=$(build_dir)
     configure "$dir" -DDEEPINFER_TESTS=ON
     ninja -C "$dir" -j"$JOBS" "${targets[@]##*/}"
@@ -273,10 +285,12 @@ case "$COMMAND" in
   wheel)
     need_packages "${BASE_PACKAGES[@]}" python3 python3-dev python3-venv python3-pip
     need_venv
+    need_third_party
     .venv/bin/python -m build --wheel --outdir dist .
     ;;
   package)
     need_packages "${BASE_PACKAGES[@]}"
+    need_third_party
     tools/make_package.sh
     ;;
 esac

@@ -7,6 +7,7 @@ option(DEEPINFER_PYTHON "build the Python module" OFF)
 option(DEEPINFER_EXAMPLES "build the C++ examples" OFF)
 option(DEEPINFER_INSTALL "install the program, the library and the demo model" ${PROJECT_IS_TOP_LEVEL})
 option(DEEPINFER_WERROR "treat warnings in our code as errors" OFF)
+set(DEEPINFER_XGRAMMAR AUTO CACHE STRING "structured outputs with xgrammar: AUTO (if third_party/cache has it), ON, OFF")
 set(DEEPINFER_SANITIZE "" CACHE STRING "address, thread, undefined or a comma list")
 
 if(NOT CMAKE_BUILD_TYPE AND PROJECT_IS_TOP_LEVEL)

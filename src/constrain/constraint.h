@@ -20,11 +20,14 @@ namespace deepinfer::constrain {
 // The finish reason of a request whose constraint failed.
 inline constexpr std::string_view kConstraintFailed = "xgrammar runtime errors or timeout";
 
+// Processor time of the calling thread: what matching costs, however busy the machine is.
+const Clock& ThreadCpuClock();
+
 struct ConstraintOptions {
   int num_drafts = 0;                 // rollback is possible over num_drafts + 2 tokens
   int64_t step_budget_ns = 50'000'000;     // accept + fill of one request in one step
   int64_t total_budget_ns = 2'000'000'000;  // and over its life
-  const Clock* clock = &Clock::Steady();
+  const Clock* clock = &ThreadCpuClock();
 };
 
 class Constraint {
@@ -56,6 +59,7 @@ class Constraint {
   // The only possible continuation, at most max tokens; empty when there is a choice or the grammar is not active.
   std::vector<int32_t> ForcedTokens(int max);
 
+  // The first message stays.
   void Abort(std::string message);
   bool is_aborted() const { return !aborted_.empty(); }
   const std::string& abort_message() const { return aborted_; }
@@ -76,6 +80,9 @@ class Constraint {
     int64_t tokens_after_eos = -1;
   };
   class Timer;
+  Status AbortedStatus() const;
+  Status CheckBudget();
+  Undo& PushUndo();
 
   GrammarSpec spec_;
   std::shared_ptr<const CompiledGrammar> grammar_;

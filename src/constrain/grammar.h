@@ -46,6 +46,8 @@ Result<GrammarSpec> ParseSoArgs(std::string_view json_text);
 
 // Equal keys = the same compiled grammar.
 std::string GrammarKey(const GrammarSpec& spec);
+// The key in 64 bits, for log lines: grammars come from clients and are never logged themselves.
+uint64_t GrammarHash(const GrammarSpec& spec);
 
 inline constexpr int64_t MaskWords(int64_t vocab_size) { return (vocab_size + 31) / 32; }
 

@@ -24,9 +24,10 @@ struct ToolSchema {
 
 enum class ToolChoice {
   kNone,
-  kAuto,           // free text, then at most one block of calls
-  kRequired,       // the prompt ends inside the block of calls
-  kRequiredAfter,  // the answer opens the block itself, after thinking (--tool-choice-thinking grammar)
+  kAuto,  // free text, then at most one block of calls
+  // Without thinking the prompt ends inside the block of calls; with it the answer opens the block itself, after </think>
+  // (--tool-choice-thinking grammar).
+  kRequired,
 };
 
 struct TagRequest {
