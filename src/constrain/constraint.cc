@@ -154,7 +154,7 @@ Result<bool> Constraint::Accept(int32_t token_id) {
   return accepted;
 }
 
-Result<bool> Constraint::Fill(std::span<uint32_t> mask) {
+Result<bool> Constraint::Fill(std::span<uint32_t> mask, bool is_behind_draft) {
   if (is_aborted()) return AbortedStatus();
   const size_t words = static_cast<size_t>(MaskWords(grammar_->vocab_size()));
   if (mask.size() < words) return Internal(fmt::format("a mask row has {} words, it needs {}", mask.size(), words));
@@ -183,7 +183,7 @@ Result<bool> Constraint::Fill(std::span<uint32_t> mask) {
     }
     is_constrained = *result;
   }
-  if (is_constrained && IsEmptyRow(mask, grammar_->vocab_size())) {
+  if (is_constrained && !is_behind_draft && IsEmptyRow(mask, grammar_->vocab_size())) {
     Abort(fmt::format("{}: the grammar allows no token here", kConstraintFailed));
     return AbortedStatus();
   }

@@ -199,6 +199,9 @@ TEST(Constraint, InvalidSpecsGrammarsAndMatchersAbort) {
   FakeConstraint dead("dead");
   const auto constraint = dead.Make();
   std::vector<uint32_t> row(static_cast<size_t>(MaskWords(kVocab)));
+  const auto behind_draft = constraint->Fill(row, /*is_behind_draft=*/true);
+  ASSERT_TRUE(behind_draft.ok());
+  EXPECT_TRUE(*behind_draft);
   EXPECT_FALSE(constraint->Fill(row).ok());  // an empty row is never sampled from
   EXPECT_TRUE(constraint->is_aborted());
 
