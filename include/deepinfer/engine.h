@@ -95,6 +95,10 @@ class Engine {
   // Raw text; added tokens spelled in it are matched.
   Result<Request> Submit(std::string_view text, const SamplingParams& params = {}, PieceCallback callback = {});
 
+  // Whether the grammar of so_args compiles, for callers that want to know before they submit; waits for it. Errors:
+  // kInvalidArgument, kDeadlineExceeded (xgrammar_timeout), kUnimplemented (not in this build).
+  Status CheckStructuredOutput(const StructuredOutput& so_args);
+
   // Admits nothing any more and waits until everything has ended.
   void Drain();
   EngineStats Stats();

@@ -64,6 +64,12 @@ struct EngineOptions {
   bool batch_invariant = false;         // no approximate cache hits: replay runs as exact or off
   bool deterministic = false;           // the same and exact verification of drafts
 
+  // --- Grammars of structured outputs ---
+  double xgrammar_timeout = 20;  // seconds that a request waits for its grammar
+  int64_t xgrammar_cache_limit_bytes = int64_t{1} << 30;  // of compiled grammars that are kept; <= 0: no limit
+  bool xgrammar_disable_cache = false;
+  int so_builder_cpus = 4;       // threads that compile, once a request needs one
+
   int64_t logging_interval_step = 100;  // steps between statistics lines; 0 = none
   bool disable_log_stats = false;
   std::function<void(int64_t done_bytes, int64_t total_bytes)> progress = {};  // while loading

@@ -91,6 +91,14 @@ struct EngineConfig {
   int64_t logging_interval_step = 100;
 };
 
+// Compiling the grammars of structured outputs.
+struct GrammarConfig {
+  int64_t xgrammar_timeout = 20;  // seconds
+  bool xgrammar_disable_cache = false;
+  int64_t xgrammar_cache_limit_bytes = int64_t{1} << 30;  // <= 0: no limit
+  int64_t so_builder_cpus = 4;
+};
+
 // A timeline of the engine's steps on request, over HTTP on the loopback address.
 struct ProfileConfig {
   bool http_enable = false;
@@ -140,10 +148,6 @@ struct AcceptedConfig {
   bool show_eplb_detail = false;
   // Structured outputs.
   bool xgrammar_debug = false;
-  int64_t xgrammar_timeout = 20;
-  bool xgrammar_disable_cache = false;
-  int64_t xgrammar_cache_limit_bytes = int64_t{10} << 30;
-  int64_t so_builder_cpus = 4;
   // Images.
   std::optional<bool> use_multimodal_pool;
   int64_t multimodal_pool_size_gb = 8;
@@ -218,6 +222,7 @@ struct Config {
   ModelSourceConfig model;
   SamplingConfig sampling;
   EngineConfig engine;
+  GrammarConfig grammar;
   ProfileConfig profile;
   AcceptedConfig accepted;
   ConversationConfig conversation;

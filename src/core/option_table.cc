@@ -229,7 +229,9 @@ std::vector<OptionSpec> MakeTable() {
   std::vector<OptionSpec> table = MainRows();
   // Behind the model's own rows.
   const auto first_sampling = std::find_if(table.begin(), table.end(), [](const OptionSpec& spec) { return spec.group != "Model"; });
-  const std::vector<OptionSpec> engine = EngineRows();
+  std::vector<OptionSpec> engine = EngineRows();
+  const std::vector<OptionSpec> grammar = GrammarRows();
+  engine.insert(engine.end(), grammar.begin(), grammar.end());
   table.insert(first_sampling, engine.begin(), engine.end());
   const std::vector<OptionSpec> accepted = AcceptedRows();
   table.insert(table.end(), accepted.begin(), accepted.end());

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Settings of 0.1.0 and of the specification that are read and checked, but steer nothing in this
-// version: speculation, graph capture, several devices, placement of experts, structured outputs,
-// images, prefixes on disk. They have no flag; when one is set, a warning says so. Whoever builds
+// version: speculation, graph capture, several devices, placement of experts, images, prefixes on
+// disk. They have no flag; when one is set, a warning says so. Whoever builds
 // the part moves its rows to option_table.cc or option_table_engine.cc.
 #include "core/option_rows.h"
 
@@ -304,42 +304,6 @@ std::vector<OptionSpec> AcceptedRows() {
        .help = "log what grammars do",
        .kind = kBool,
        .lax_env_bool = true,
-       .has_effect = false},
-      {.name = "xgrammar-timeout",
-       .group = "Accepted without effect",
-       .commands = kNoCommand,
-       .field = DI_FIELD(accepted.xgrammar_timeout),
-       .help = "time limit of building a grammar",
-       .kind = kInt,
-       .value_name = "S",
-       .min = 1,
-       .max = kMaxInt32,
-       .has_effect = false},
-      {.name = "xgrammar-disable-cache",
-       .group = "Accepted without effect",
-       .commands = kNoCommand,
-       .field = DI_FIELD(accepted.xgrammar_disable_cache),
-       .help = "build every grammar anew",
-       .kind = kBool,
-       .lax_env_bool = true,
-       .has_effect = false},
-      {.name = "xgrammar-cache-limit-bytes",
-       .group = "Accepted without effect",
-       .commands = kNoCommand,
-       .field = DI_FIELD(accepted.xgrammar_cache_limit_bytes),
-       .help = "memory for built grammars",
-       .kind = kInt,
-       .value_name = "BYTES",
-       .min = 0,
-       .has_effect = false},
-      {.name = "so-builder-cpus",
-       .group = "Accepted without effect",
-       .commands = kNoCommand,
-       .field = DI_FIELD(accepted.so_builder_cpus),
-       .help = "threads that build grammars",
-       .kind = kInt,
-       .min = 1,
-       .max = 4096,
        .has_effect = false},
       {.name = "use-multimodal-pool",
        .group = "Accepted without effect",

@@ -6,8 +6,11 @@
 
 #include <fmt/format.h>
 
+#include "constrain/tokenizer_view.h"
+#include "constrain/xgrammar_backend.h"
 #include "engine/engine_config.h"
 #include "engine/output_queue.h"
+#include "engine/structured_output.h"
 #include "engine/text_stream.h"
 #include "engine/token_policy.h"
 #include "sampling/params.h"
@@ -111,7 +114,9 @@ StreamAction TextHandle::State::OnOutput(const CoreOutput& output) {
     if (!output.prompt_logprobs.empty()) c.prompt_logprobs = output.prompt_logprobs;
     if (output.is_stop_token) c.stop_token_id = output.token.token_id;
     c.finish_reason = output.finish_reason;
-    text = sample.text.Push(output.token.token_id, c);
+    // The last token of a failed structured output is no text.
+    text = output.finish_reason == FinishReason::kStructuredOutputFailed ? sample.text.Finish(c)
+                                                                         : sample.text.Push(output.token.token_id, c);
   } else {
     c.finish_reason = output.finish_reason;
     text = sample.text.Finish(c);
@@ -168,9 +173,30 @@ AsyncEngine::AsyncEngine(StepModel& model, const text::Tokenizer& tokenizer, Asy
   policy_mask_ = mask(true);
   if (!options_.token_blacklist.empty()) blacklist_mask_ = mask(false);
   cache_root_ = CacheRoot(options_.cache_salt);
+  if (options_.make_grammars == nullptr && constrain::HasXgrammar()) {
+    options_.make_grammars = [this] {
+      const std::vector<int32_t> end = {eos_token_id_};
+      const auto view = [&](constrain::ViewKind kind) { return MakeTokenizerView(tokenizer_, kind, model_.vocab_size(), end); };
+      return constrain::MakeXgrammarBackend(view(constrain::ViewKind::kPlain), view(constrain::ViewKind::kTags));
+    };
+  }
+  // Its threads and the backend come into being with the first request that needs them.
+  if (options_.make_grammars != nullptr)
+    core.grammars = std::make_shared<constrain::CompileService>(options_.make_grammars, options_.grammars);
 }
 
-AsyncEngine::~AsyncEngine() = default;
+AsyncEngine::~AsyncEngine() {
+  core_.reset();
+  // Nobody asks for the tokenizer any more.
+  if (options_.core.grammars != nullptr) options_.core.grammars->Shutdown();
+}
+
+Status AsyncEngine::CheckStructuredOutput(const StructuredOutput& so_args) {
+  if (options_.core.grammars == nullptr) return NoStructuredOutput();
+  const constrain::GrammarSpec spec = GrammarSpecOf(so_args);
+  if (!spec.invalid.empty()) return InvalidArgument(spec.invalid, "so_args");
+  return options_.core.grammars->Compile(spec).status();
+}
 
 Key256 AsyncEngine::CacheRoot(std::string_view cache_salt) const {
   return RootKey(options_.fingerprint, TenantSalt(options_.cache_secret, options_.isolation_domain, cache_salt));

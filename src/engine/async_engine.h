@@ -17,6 +17,7 @@
 #include <string_view>
 #include <vector>
 
+#include "constrain/compile_service.h"
 #include "core/status.h"
 #include "deepinfer/output.h"
 #include "engine/engine_core.h"
@@ -38,6 +39,9 @@ struct AsyncEngineOptions {
   std::vector<uint8_t> cache_secret;
   std::string isolation_domain = "public";
   std::string cache_salt;  // of requests that name none
+  // Of the grammars of so_args. Without a factory that of the grammar library, if this build has it.
+  constrain::CompileServiceOptions grammars;
+  constrain::CompileService::BackendFactory make_grammars;
 };
 
 struct TextRequest : GenerateRequest {
@@ -94,6 +98,10 @@ class AsyncEngine {
   Result<TextHandle> Submit(TextRequest request, SampleCallback callback = {});
   // Raw text; added tokens spelled in it are matched.
   Result<TextHandle> Submit(std::string_view text, const SamplingParams& params, SampleCallback callback = {});
+
+  // Whether the grammar of a request compiles; waits for it. What compiles is kept for the request. Errors:
+  // kInvalidArgument (the grammar), kDeadlineExceeded, kUnimplemented (not in this build).
+  Status CheckStructuredOutput(const StructuredOutput& so_args);
 
   EngineCore& core() { return *core_; }
   const text::Tokenizer& tokenizer() const { return tokenizer_; }

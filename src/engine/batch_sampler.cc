@@ -5,19 +5,76 @@
 #include <utility>
 
 #include "core/check.h"
+#include "core/log.h"
 #include "sampling/philox.h"
 
 namespace deepinfer::engine {
+namespace {
+
+bool IsSampling(const StepPlan& plan, const StepRow& row) { return plan.kind == StepKind::kDecode || row.is_last_chunk; }
+
+GrammarMaskOptions MaskOptions(BatchSampler::Options options) {
+  options.grammar.num_drafts = options.num_drafts;
+  return options.grammar;
+}
+
+// Whether a token is left that the masks and the list allow and that is not in `banned`.
+bool AnyAllowed(const sampling::RowContext& context, const SamplingParams& params, std::span<const int32_t> banned, int vocab_size) {
+  const auto is_allowed = [&](int32_t id) {
+    const auto has = [id](std::span<const uint32_t> mask) {
+      return mask.empty() || (mask[static_cast<size_t>(id) >> 5] >> (id & 31) & 1u) != 0;
+    };
+    return has(context.grammar_mask) && has(context.allowed_mask) && std::find(banned.begin(), banned.end(), id) == banned.end();
+  };
+  if (params.allowed_token_ids) return std::any_of(params.allowed_token_ids->begin(), params.allowed_token_ids->end(), is_allowed);
+  for (int32_t base = 0; base < vocab_size; base += 32) {
+    if (context.grammar_mask[static_cast<size_t>(base) >> 5] == 0) continue;
+    for (int32_t id = base; id < std::min(base + 32, vocab_size); ++id) {
+      if (is_allowed(id)) return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace
 
 BatchSampler::BatchSampler(StepModel& model, int64_t num_slots, Options options)
-    : model_(model), options_(options), counts_(static_cast<size_t>(num_slots)), draft_logprobs_(static_cast<size_t>(num_slots)) {
+    : model_(model),
+      options_(options),
+      counts_(static_cast<size_t>(num_slots)),
+      masks_(model.vocab_size(), num_slots, MaskOptions(options)),
+      draft_logprobs_(static_cast<size_t>(num_slots)) {
   for (int i = 0; i < model_.pool().num_threads(); ++i)
     samplers_.push_back(std::make_unique<sampling::Sampler>(model_.vocab_size()));
 }
 
 BatchSampler::~BatchSampler() = default;
 
-void BatchSampler::Begin(int32_t slot) { counts_.at(static_cast<size_t>(slot)).is_filled = false; }
+void BatchSampler::Begin(int32_t slot) {
+  counts_.at(static_cast<size_t>(slot)).is_filled = false;
+  masks_.Begin(slot);
+}
+
+void BatchSampler::Prepare(const StepPlan& plan) {
+  for (const StepRow& row : plan.rows) {
+    const SampledRequest& request = *static_cast<const SampledRequest*>(row.user);
+    if (request.grammar == nullptr || !IsSampling(plan, row) || masks_.has(row.state_slot)) continue;
+    masks_.Start(row.state_slot, request.grammar, row.sequence_id,
+                 std::span<const int32_t>(plan.ids).subspan(static_cast<size_t>(row.outputs_begin), static_cast<size_t>(row.num_outputs)));
+  }
+  masks_.Launch();
+}
+
+void BatchSampler::EndStep(const StepPlan& plan, const StepResult& result, std::span<const int32_t> drafts, int stride) {
+  for (size_t i = 0; i < plan.rows.size(); ++i) {
+    const StepRow& row = plan.rows[i];
+    if (result.num_tokens[i] < 1 || !masks_.has(row.state_slot)) continue;
+    const size_t begin = i * static_cast<size_t>(result.stride), slot = static_cast<size_t>(row.state_slot);
+    masks_.Continue(row.state_slot, std::span(result.tokens).subspan(begin, static_cast<size_t>(result.num_tokens[i])),
+                    drafts.subspan(slot * static_cast<size_t>(stride), static_cast<size_t>(plan.num_drafts)));
+  }
+  masks_.Launch();
+}
 
 sampling::TokenCounts& BatchSampler::CountsOf(const StepPlan& plan, const StepRow& row, const SampledRequest& request) {
   SlotCounts& slot = counts_[static_cast<size_t>(row.state_slot)];
@@ -87,6 +144,14 @@ bool BatchSampler::IsStopToken(const StepRow& row, int32_t token) const {
   return std::find(stops.begin(), stops.end(), token) != stops.end();
 }
 
+void BatchSampler::FailConstraint(size_t row, int32_t slot, std::string message, StepResult& result) {
+  masks_.Fail(slot, std::move(message));
+  result.outcome[row] = RowOutcome::kConstraintFailed;
+  TokenOutput& out = result.outputs[row * static_cast<size_t>(result.stride)];
+  out = TokenOutput();
+  out.token_id = 0;
+}
+
 void BatchSampler::SampleRow(const StepPlan& plan, const LogitsOfRow& ready, sampling::Sampler& sampler, StepResult& result) {
   const size_t i = static_cast<size_t>(ready.row), stride = static_cast<size_t>(result.stride);
   const StepRow& row = plan.rows[i];
@@ -94,14 +159,31 @@ void BatchSampler::SampleRow(const StepPlan& plan, const LogitsOfRow& ready, sam
   const SamplingParams& params = request.params;
   const size_t width = static_cast<size_t>(model_.vocab_size()), num_rows = ready.drafts.size() + 1;
   const std::span<const float> logits = ready.logits.last(num_rows * width);
+  const bool has_grammar = masks_.has(row.state_slot);
+  size_t num_drafts = ready.drafts.size();
+  if (has_grammar) {
+    if (const std::string& failure = masks_.failure(row.state_slot); !failure.empty()) {
+      FailConstraint(i, row.state_slot, {}, result);
+      return;
+    }
+    // Rows behind a draft that the grammar refuses count for nothing, whether they were computed or not.
+    num_drafts = std::min(num_drafts, static_cast<size_t>(masks_.num_legal(row.state_slot)));
+  }
   const int64_t base = ready.first_position + static_cast<int64_t>(ready.logits.size() / width - num_rows) + 1;
   sampling::TokenCounts* const counts = params.has_penalties() ? &CountsOf(plan, row, request) : nullptr;
-  for (size_t j = 0; j < num_rows; ++j) {
+  for (size_t j = 0; j <= num_drafts; ++j) {
     const int64_t position = base + static_cast<int64_t>(j);
     sampling::RowContext context = ContextOf(row, request, position, counts, ready.drafts.first(j));
+    if (has_grammar) {
+      context.grammar_mask = masks_.Mask(row.state_slot, static_cast<int>(j));
+      // A complete text has to end, however few tokens it took.
+      if (!context.grammar_mask.empty() && !context.banned_ids.empty() &&
+          !AnyAllowed(context, params, context.banned_ids, model_.vocab_size()))
+        context.banned_ids = {};
+    }
     // By rejection a row's stream must not be that of the next step's first row.
     if (!IsExact(request)) context.position = static_cast<int32_t>(base + static_cast<int64_t>(j) * sampling::kRowPositionStride);
-    context.verifies = j < ready.drafts.size();
+    context.verifies = j < num_drafts;
     if (context.verifies) {
       context.draft_id = ready.drafts[j];
       if (context.draft_id >= 0 && !IsExact(request) && !params.is_greedy()) context.draft_logprobs = DraftLogprobs(row.state_slot, j);
@@ -109,7 +191,10 @@ void BatchSampler::SampleRow(const StepPlan& plan, const LogitsOfRow& ready, sam
     Result<sampling::SampledToken> sampled = sampler.Sample(logits.subspan(j * width, width), params, context);
     if (!sampled.ok()) {
       // Tokens before this one stand; the row fails when it comes to be the first of a step.
-      if (j == 0) result.outcome[i] = RowOutcome::kInvalidLogits;
+      if (j > 0) break;
+      result.outcome[i] = RowOutcome::kInvalidLogits;
+      if (!context.grammar_mask.empty() && !AnyAllowed(context, params, context.banned_ids, model_.vocab_size()))
+        FailConstraint(i, row.state_slot, "no token is allowed by both the grammar and the request's other limits", result);
       break;
     }
     sampling::SampledToken& token = sampled.value();
@@ -161,6 +246,7 @@ void BatchSampler::SampleDrafts(const StepPlan& plan, std::span<const DraftOfRow
 }
 
 void BatchSampler::Sample(const StepPlan& plan, std::span<const LogitsOfRow> rows, StepResult& result) {
+  masks_.Wait();
   prompt_idx_.assign(rows.size(), -1);
   row_errors_.assign(rows.size(), 0.0);
   ready_begin_ = rows.data();

@@ -12,6 +12,7 @@
 
 #include "deepinfer/output.h"
 #include "deepinfer/sampling_params.h"
+#include "engine/grammar_masks.h"
 #include "engine/step_executor.h"
 #include "sampling/sampler.h"
 
@@ -26,6 +27,7 @@ struct SampledRequest {
   std::shared_ptr<const std::vector<uint32_t>> allowed_mask;  // one bit per id; null = all
   std::vector<int32_t> end_bans;    // while fewer than min_tokens were generated
   std::vector<int32_t> first_bans;  // of the first token if first_n_token_no_eos
+  std::shared_ptr<RequestGrammar> grammar;  // of so_args; compiled before the request is scheduled
 };
 
 class BatchSampler : public RowSampler {
@@ -36,15 +38,19 @@ class BatchSampler : public RowSampler {
     int num_drafts = 0;
     // Every request draws by exponential race, so that speculation changes no token; else those with an explicit seed only.
     bool is_exact = false;
+    GrammarMaskOptions grammar;  // its num_drafts is filled in
   };
   // `model` outlives the sampler.
   BatchSampler(StepModel& model, int64_t num_slots, Options options);
   ~BatchSampler() override;
 
   void Begin(int32_t slot) override;
+  void Prepare(const StepPlan& plan) override;
+  int NumUsefulDrafts(const StepRow& row, int count) const override { return masks_.NumUsefulDrafts(row.state_slot, count); }
   void Sample(const StepPlan& plan, std::span<const LogitsOfRow> rows, StepResult& result) override;
   void SampleDrafts(const StepPlan& plan, std::span<const DraftOfRow> rows, float* logits, int64_t stride,
                     std::span<int32_t> tokens) override;
+  void EndStep(const StepPlan& plan, const StepResult& result, std::span<const int32_t> drafts, int stride) override;
   bool IsStopToken(const StepRow& row, int32_t token) const override;
 
  private:
@@ -58,6 +64,8 @@ class BatchSampler : public RowSampler {
                                  std::span<const int32_t> drafts_before) const;
   bool IsExact(const SampledRequest& request) const { return options_.is_exact || request.params.seq_seed.has_value(); }
   void SampleRow(const StepPlan& plan, const LogitsOfRow& ready, sampling::Sampler& sampler, StepResult& result);
+  // The row's sequence has no token that everything it asks for allows: ends it.
+  void FailConstraint(size_t row, int32_t slot, std::string message, StepResult& result);
   // Log probabilities of the distribution that a draft of the slot was drawn from, [V].
   std::span<float> DraftLogprobs(int32_t slot, size_t draft);
   void PromptLogprobsOf(const LogitsOfRow& ready, const SampledRequest& request, sampling::Sampler& sampler,
@@ -67,6 +75,7 @@ class BatchSampler : public RowSampler {
   Options options_;
   std::vector<std::unique_ptr<sampling::Sampler>> samplers_;  // by pool thread
   std::vector<SlotCounts> counts_;
+  GrammarMasks masks_;
   std::vector<std::vector<float>> draft_logprobs_;  // by slot, [num_drafts, V]; empty until a request needs them
   std::vector<double> row_errors_;                  // by ready row: confidence error of its drafts
   const LogitsOfRow* ready_begin_ = nullptr;

@@ -76,6 +76,8 @@ Result<Request> Engine::Submit(std::string_view text, const SamplingParams& para
   return Submit(std::move(request), std::move(callback));
 }
 
+Status Engine::CheckStructuredOutput(const StructuredOutput& so_args) { return impl_->async->CheckStructuredOutput(so_args); }
+
 void Engine::Drain() { impl_->async->core().Drain(); }
 
 EngineStats Engine::Stats() {

@@ -63,6 +63,25 @@ void ApplyConfig(const Config& config, Defaults defaults, EngineOptions& options
   options.compute_sum_smaller_probs = engine.compute_sum_smaller_probs;
   options.raw_logprobs = engine.logprobs_mode == "raw";
   options.logging_interval_step = engine.logging_interval_step;
+
+  const GrammarConfig& grammar = config.grammar;
+  options.xgrammar_timeout = static_cast<double>(grammar.xgrammar_timeout);
+  options.xgrammar_cache_limit_bytes = grammar.xgrammar_cache_limit_bytes;
+  options.xgrammar_disable_cache = grammar.xgrammar_disable_cache;
+  options.so_builder_cpus = static_cast<int>(grammar.so_builder_cpus);
+}
+
+Result<constrain::CompileServiceOptions> MakeGrammarOptions(const EngineOptions& options, const Clock& clock) {
+  if (!(options.xgrammar_timeout > 0 && options.xgrammar_timeout <= 1e9))
+    return InvalidArgument(fmt::format("xgrammar_timeout is {} but must be above 0", options.xgrammar_timeout), "xgrammar_timeout");
+  DI_RETURN_IF_ERROR(AtLeast("so_builder_cpus", options.so_builder_cpus, 1));
+  constrain::CompileServiceOptions grammars;
+  grammars.num_workers = options.so_builder_cpus;
+  grammars.timeout_ms = static_cast<int64_t>(options.xgrammar_timeout * 1000);
+  grammars.cache_limit_bytes = options.xgrammar_cache_limit_bytes;
+  grammars.enable_cache = !options.xgrammar_disable_cache;
+  grammars.clock = &clock;
+  return grammars;
 }
 
 Result<CacheMode> ParseCacheMode(const std::string& name) {

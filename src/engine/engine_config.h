@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "constrain/compile_service.h"
 #include "core/config.h"
 #include "core/status.h"
 #include "deepinfer/engine_options.h"
@@ -32,6 +33,8 @@ struct EngineLimits {
 Result<EngineLimits> DeriveLimits(const EngineOptions& options, int64_t longest_model_len, int num_drafts);
 
 Result<CacheMode> ParseCacheMode(const std::string& name);
+
+Result<constrain::CompileServiceOptions> MakeGrammarOptions(const EngineOptions& options, const Clock& clock);
 
 // What the scheduler needs to know of a loaded model.
 struct ModelFacts {

@@ -9,7 +9,9 @@
 #include <fmt/format.h>
 
 #include "core/check.h"
+#include "core/log.h"
 #include "engine/generator.h"
+#include "engine/structured_output.h"
 #include "sampling/params.h"
 
 namespace deepinfer::engine {
@@ -73,6 +75,7 @@ EngineCore::EngineCore(StepModel& model, EngineCoreOptions options)
       scheduler_(options_.scheduler, clock_) {
   if (options_.logging_interval_steps > 0 || options_.stats.registry != nullptr)
     stats_ = std::make_unique<EngineStats>(options_.logging_interval_steps, options_.stats, options_.scheduler);
+  waker_->core = this;
   for (size_t i = 0; i < kNumFlights; ++i) idle_flights_.push_back(std::make_unique<Flight>());
   compute_thread_ = std::thread([this] { ComputeLoop(); });
   output_thread_ = std::thread([this] { OutputLoop(); });
@@ -80,6 +83,10 @@ EngineCore::EngineCore(StepModel& model, EngineCoreOptions options)
 }
 
 EngineCore::~EngineCore() {
+  {
+    std::lock_guard lock(waker_->mutex);
+    waker_->core = nullptr;
+  }
   {
     std::lock_guard lock(inbox_mutex_);
     is_draining_ = is_stopping_ = true;
@@ -129,6 +136,14 @@ EngineCore::Health EngineCore::GetHealth() {
 
 // ---- submission -----------------------------------------------------------------------------------------------------------
 
+Status EngineCore::CheckAdmission(int num_samples) const {
+  if (is_draining_) return Unavailable("the engine is shutting down");
+  if (num_live_ + num_samples > options_.max_requests)
+    return ResourceExhausted(
+        fmt::format("{} requests are running or waiting, at most {} are admitted; try again later", num_live_, options_.max_requests));
+  return Status::Ok();
+}
+
 Result<std::shared_ptr<RequestHandle>> EngineCore::Submit(EngineRequest request, CoreCallback callback) {
   if (request.prompt_ids.empty()) return InvalidArgument("the prompt is empty; give at least one token", kPromptField);
   const int vocab_size = model_.vocab_size();
@@ -177,12 +192,31 @@ Result<std::shared_ptr<RequestHandle>> EngineCore::Submit(EngineRequest request,
   command.cache_mode = request.cache_mode;
   command.cache_root = request.cache_root;
   command.chunk_checkpoints = std::move(request.chunk_checkpoints);
+  if (r.params.so_args) {
+    if (options_.grammars == nullptr) return NoStructuredOutput();
+    {
+      // Nothing is compiled for requests that are turned away.
+      std::lock_guard lock(inbox_mutex_);
+      DI_RETURN_IF_ERROR(CheckAdmission(n));
+    }
+    r.grammar = std::make_shared<RequestGrammar>();
+    r.grammar->spec = GrammarSpecOf(*r.params.so_args);
+    command.grammar_error = r.grammar->spec.invalid;
+    if (command.grammar_error.empty()) {
+      command.grammar = options_.grammars->Submit(r.grammar->spec, [waker = waker_] {
+        std::lock_guard lock(waker->mutex);
+        if (waker->core == nullptr) return;
+        {
+          std::lock_guard inbox_lock(waker->core->inbox_mutex_);
+          waker->core->has_grammar_ = true;
+        }
+        waker->core->inbox_changed_.notify_one();
+      });
+    }
+  }
   {
     std::lock_guard lock(inbox_mutex_);
-    if (is_draining_) return Unavailable("the engine is shutting down");
-    if (num_live_ + n > options_.max_requests)
-      return ResourceExhausted(
-          fmt::format("{} requests are running or waiting, at most {} are admitted; try again later", num_live_, options_.max_requests));
+    DI_RETURN_IF_ERROR(CheckAdmission(n));
     num_live_ += n;
     if (is_idle_) busy_since_ns_ = now_ns;
     is_idle_ = false;
@@ -212,27 +246,109 @@ void EngineCore::TakeCommands(bool wait) {
   {
     std::unique_lock lock(inbox_mutex_);
     if (wait) {
-      const auto ready = [&] { return !inbox_.empty() || is_stopping_; };
-      if (scheduler_.has_work()) {
+      const auto ready = [&] { return !inbox_.empty() || has_grammar_ || is_stopping_; };
+      if (scheduler_.has_work() || !compiling_.empty()) {
         inbox_changed_.wait_for(lock, kBlockedWait, ready);
       } else {
         inbox_changed_.wait(lock, ready);
       }
     }
     taken_.swap(inbox_);
+    has_grammar_ = false;
   }
   for (Command& command : taken_) {
-    if (command.add != nullptr) {
-      Admit(command);
+    if (command.add == nullptr) {
+      AbortNow(command.abort_id, command.reason);
+      continue;
+    }
+    Register(command);
+    if (!command.grammar_error.empty()) {
+      FailUncompiled(command, command.grammar_error);
+    } else if (command.grammar != nullptr) {
+      compiling_.push_back(std::move(command));
     } else {
-      scheduler_.Abort(command.abort_id, command.reason);
+      Admit(command);
     }
   }
+  if (!compiling_.empty()) AdmitCompiled();
+}
+
+void EngineCore::Register(const Command& command) {
+  RequestHandle& handle = *command.add;
+  const SampledRequest& r = handle.request_;
+  for (int i = 0; i < r.params.n; ++i) requests_.emplace(r.first_id + static_cast<uint64_t>(i), command.add);
+  if (handle.deadline_ns_ != 0) deadlines_[{handle.deadline_ns_, r.first_id}] = r.params.n;
+}
+
+void EngineCore::AdmitCompiled() {
+  const auto is_settled = [this](Command& command) {
+    if (!requests_.contains(command.add->request_.first_id)) return true;  // ended meanwhile
+    if (!command.grammar->is_done()) return false;
+    const auto& compiled = command.grammar->result();
+    if (compiled.ok()) {
+      command.add->request_.grammar->compiled = compiled.value();
+      Admit(command);
+    } else {
+      FailUncompiled(command, compiled.status().message());
+    }
+    return true;
+  };
+  compiling_.erase(std::remove_if(compiling_.begin(), compiling_.end(), is_settled), compiling_.end());
+}
+
+void EngineCore::FailUncompiled(const Command& command, const std::string& message) {
+  const SampledRequest& r = command.add->request_;
+  DI_LOG(warn, "request {} ends, its structured output cannot be compiled: {}", r.first_id, message);
+  for (int i = 0; i < r.params.n; ++i) EndUnscheduled(r.first_id + static_cast<uint64_t>(i), FinishReason::kStructuredOutputFailed);
+}
+
+// The last output of a sample that the scheduler never saw.
+void EngineCore::EndUnscheduled(uint64_t id, FinishReason reason) {
+  const auto it = requests_.find(id);
+  if (it == requests_.end()) return;
+  RequestHandle& handle = *it->second;
+  {
+    std::lock_guard lock(output_mutex_);
+    Delivery& delivery = output_queue_.emplace_back();
+    delivery.request = it->second;
+    delivery.output.sample = static_cast<int>(id - handle.request_.first_id);
+    delivery.output.finish_reason = reason;
+    if (reason == FinishReason::kStructuredOutputFailed) {
+      delivery.output.token.token_id = 0;
+      delivery.output.token.num_output_tokens = 1;
+    }
+  }
+  output_changed_.notify_one();
+  OnSampleEnd(handle);
+  requests_.erase(it);
+  std::lock_guard lock(inbox_mutex_);
+  --num_live_;
+}
+
+void EngineCore::AbortNow(uint64_t id, FinishReason reason) {
+  const auto is_of = [&](const Command& command) {
+    const SampledRequest& r = command.add->request_;
+    return r.first_id <= id && id < r.first_id + static_cast<uint64_t>(r.params.n);
+  };
+  const auto it = std::find_if(compiling_.begin(), compiling_.end(), is_of);
+  if (it == compiling_.end()) {
+    scheduler_.Abort(id, reason);
+    return;
+  }
+  const SampledRequest& r = it->add->request_;
+  // The others begin where the first one is.
+  const uint64_t count = id == r.first_id ? static_cast<uint64_t>(r.params.n) : 1;
+  for (uint64_t i = 0; i < count; ++i) EndUnscheduled(id + i, reason);
+}
+
+void EngineCore::OnSampleEnd(RequestHandle& handle) {
+  if (--handle.num_running_ == 0 && handle.deadline_ns_ != 0) deadlines_.erase({handle.deadline_ns_, handle.request_.first_id});
 }
 
 void EngineCore::Admit(Command& command) {
   RequestHandle& handle = *command.add;
   const SampledRequest& r = handle.request_;
+  DI_CHECK(r.params.so_args.has_value() == (r.grammar != nullptr && r.grammar->compiled != nullptr)) << "request without its grammar";
   SequenceSpec spec;
   spec.id = r.first_id;
   spec.tokens = r.prompt_ids;
@@ -245,11 +361,13 @@ void EngineCore::Admit(Command& command) {
   spec.cache_root = command.cache_root;
   spec.chunk_checkpoints = std::move(command.chunk_checkpoints);
   spec.needs_all_rows = r.params.prompt_logprobs && r.prompt_ids.size() > 1;
-  for (int i = 1; i < r.params.n; ++i) spec.fork_ids.push_back(r.first_id + static_cast<uint64_t>(i));
+  for (int i = 1; i < r.params.n; ++i) {
+    // Without samples that were cancelled while the grammar was compiled.
+    const uint64_t id = r.first_id + static_cast<uint64_t>(i);
+    if (requests_.contains(id)) spec.fork_ids.push_back(id);
+  }
   // The rows carry the sampler's view; the whole handle is kept alive with it.
   spec.user = std::shared_ptr<void>(command.add, const_cast<SampledRequest*>(&r));
-  for (int i = 0; i < r.params.n; ++i) requests_.emplace(r.first_id + static_cast<uint64_t>(i), command.add);
-  if (handle.deadline_ns_ != 0) deadlines_[{handle.deadline_ns_, r.first_id}] = r.params.n;
   if (spec.needs_all_rows) handle.prompt_logprobs_.assign(r.prompt_ids.size() - 1, kLogprobFloor);
   scheduler_.Add(std::move(spec));
 }
@@ -260,7 +378,7 @@ void EngineCore::CheckDeadlines() {
   while (!deadlines_.empty() && deadlines_.begin()->first.first <= now_ns) {
     const auto [key, num_samples] = *deadlines_.begin();
     deadlines_.erase(deadlines_.begin());
-    for (int i = 0; i < num_samples; ++i) scheduler_.Abort(key.second + static_cast<uint64_t>(i), FinishReason::kTimeout);
+    for (int i = 0; i < num_samples; ++i) AbortNow(key.second + static_cast<uint64_t>(i), FinishReason::kTimeout);
   }
 }
 
@@ -300,7 +418,8 @@ void EngineCore::ScheduleLoop() {
   std::vector<uint64_t> ids;
   for (const auto& [id, request] : requests_) ids.push_back(id);
   std::sort(ids.begin(), ids.end());
-  for (const uint64_t id : ids) scheduler_.Abort(id);
+  for (const uint64_t id : ids) AbortNow(id, FinishReason::kAbort);
+  compiling_.clear();
   Dispatch(nullptr);
   FlushSamples();
   scheduler_.CheckInvariants();
@@ -411,7 +530,7 @@ void EngineCore::Dispatch(Flight* flight) {
       out.finish_reason = event.finish_reason;
       if (event.finish_reason == FinishReason::kNone) continue;
       ++num_ended;
-      if (--handle.num_running_ == 0 && handle.deadline_ns_ != 0) deadlines_.erase({handle.deadline_ns_, handle.request_.first_id});
+      OnSampleEnd(handle);
       requests_.erase(it);
     }
   }
@@ -424,14 +543,14 @@ void EngineCore::Dispatch(Flight* flight) {
 void EngineCore::PublishSnapshot() {
   std::lock_guard lock(inbox_mutex_);
   snapshot_.stats = scheduler_.stats();
-  snapshot_.num_waiting = scheduler_.num_waiting();
+  snapshot_.num_waiting = scheduler_.num_waiting() + static_cast<int64_t>(compiling_.size());
   snapshot_.num_running = scheduler_.num_running() + scheduler_.num_prompted();
   snapshot_.num_used_blocks = scheduler_.blocks().num_used();
   snapshot_.num_used_slots = scheduler_.slots().num_used();
   snapshot_.num_cached_blocks = scheduler_.prefix_cache().num_blocks();
   snapshot_.num_steps = num_steps_;
   snapshot_.last_step_ns = last_step_ns_;
-  is_idle_ = flights_.empty() && !scheduler_.has_work() && inbox_.empty();
+  is_idle_ = flights_.empty() && !scheduler_.has_work() && compiling_.empty() && inbox_.empty();
   if (is_idle_) drained_.notify_all();
 }
 

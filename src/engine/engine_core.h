@@ -22,6 +22,7 @@
 #include <utility>
 #include <vector>
 
+#include "constrain/compile_service.h"
 #include "core/clock.h"
 #include "core/status.h"
 #include "deepinfer/output.h"
@@ -44,6 +45,7 @@ struct EngineCoreOptions {
   bool allow_prompt_logprobs = true;  // false where prompt rows are dropped (decoder replay)
   int32_t end_token_id = -1;       // end of sentence: what first_n_token_no_eos bans
   BatchSampler::Options sampling;  // its num_drafts is the scheduler's
+  std::shared_ptr<constrain::CompileService> grammars;  // of so_args; null: requests that have them are refused
   std::vector<float> confidence_temperatures;  // of the draft head: none, one, or one for each draft
   const Clock* clock = &Clock::Steady();
   // Called by the scheduler thread after each step. Null: not measured.
@@ -118,7 +120,7 @@ class EngineCore {
   EngineCore& operator=(const EngineCore&) = delete;
 
   // Errors: kInvalidArgument (prompt, parameters), kResourceExhausted (prompt too long, too many requests), kUnavailable
-  // (draining).
+  // (draining), kUnimplemented (so_args without a compiler for them).
   Result<std::shared_ptr<RequestHandle>> Submit(EngineRequest request, CoreCallback callback = {});
   // Admits nothing any more and waits until everything has ended and all caches are free.
   void Drain();
@@ -160,8 +162,15 @@ class EngineCore {
     std::optional<CacheMode> cache_mode;
     Key256 cache_root;
     std::vector<int64_t> chunk_checkpoints;
+    std::shared_ptr<constrain::CompileTicket> grammar;  // of a request with so_args
+    std::string grammar_error;  // its so_args are wrong
     uint64_t abort_id = 0;  // if `add` is null
     FinishReason reason = FinishReason::kNone;
+  };
+  // What the compile service holds of a core that may be gone by then.
+  struct Waker {
+    std::mutex mutex;
+    EngineCore* core = nullptr;  // GUARDED_BY(mutex)
   };
   struct Delivery {
     std::shared_ptr<RequestHandle> request;
@@ -173,8 +182,16 @@ class EngineCore {
   void ComputeLoop();
   void OutputLoop();
 
+  Status CheckAdmission(int num_samples) const;  // inbox_mutex_ is held
   void TakeCommands(bool wait);
+  void Register(const Command& command);
   void Admit(Command& command);
+  // Requests with so_args stay outside the scheduler until their grammar is there.
+  void AdmitCompiled();
+  void FailUncompiled(const Command& command, const std::string& message);
+  void EndUnscheduled(uint64_t id, FinishReason reason);
+  void AbortNow(uint64_t id, FinishReason reason);
+  void OnSampleEnd(RequestHandle& handle);
   void CheckDeadlines();
   void Launch(Flight& flight);
   void ProcessOldest();
@@ -201,6 +218,7 @@ class EngineCore {
   std::unordered_map<uint64_t, std::shared_ptr<RequestHandle>> requests_;  // by sequence id
   std::map<std::pair<int64_t, uint64_t>, int> deadlines_;  // (when, first sequence id) -> number of samples
   std::vector<Command> taken_;
+  std::vector<Command> compiling_;
   int64_t num_steps_ = 0;
   int64_t last_step_ns_ = 0;
   std::vector<StepSample> samples_;  // not handed over yet
@@ -211,6 +229,7 @@ class EngineCore {
   std::vector<Command> inbox_;  // GUARDED_BY(inbox_mutex_)
   uint64_t next_id_ = 1;        // GUARDED_BY(inbox_mutex_)
   int64_t num_live_ = 0;        // GUARDED_BY(inbox_mutex_) samples admitted and not ended
+  bool has_grammar_ = false;    // GUARDED_BY(inbox_mutex_) a compilation has ended
   bool is_draining_ = false;    // GUARDED_BY(inbox_mutex_)
   bool is_stopping_ = false;    // GUARDED_BY(inbox_mutex_)
   bool is_idle_ = true;         // GUARDED_BY(inbox_mutex_) no sequence and no step in flight
@@ -228,6 +247,8 @@ class EngineCore {
   std::vector<Delivery> output_queue_;  // GUARDED_BY(output_mutex_)
   std::vector<StepSample> sample_queue_;  // GUARDED_BY(output_mutex_)
   bool output_stops_ = false;           // GUARDED_BY(output_mutex_)
+
+  const std::shared_ptr<Waker> waker_ = std::make_shared<Waker>();
 
   std::unique_ptr<EngineStats> stats_;  // output thread; null without lines and metrics
 

@@ -117,9 +117,9 @@ std::span<const uint32_t> GrammarMasks::Mask(int32_t slot, int row) const {
 
 void GrammarMasks::Fail(int32_t slot, std::string message) {
   Sequence& sequence = *slots_[static_cast<size_t>(slot)];
-  if (!sequence.failure.empty()) return;
-  sequence.failure = std::move(message);
+  if (sequence.failure.empty()) sequence.failure = std::move(message);
   sequence.status = GrammarStatus::kDead;
+  if (std::exchange(sequence.is_reported, true)) return;
   // The text of a grammar is the client's; its hash is enough to find it again.
   DI_LOG(warn, "sequence {} ends, its structured output cannot go on: {} (grammar {:016x})", sequence.id, sequence.failure,
          std::hash<std::string>{}(constrain::GrammarKey(sequence.grammar->spec)));

@@ -70,7 +70,8 @@ class GrammarMasks {
   int num_legal(int32_t slot) const { return At(slot).num_legal; }
   // Behind the first `row` drafts, row <= num_legal. Empty: every token is allowed.
   std::span<const uint32_t> Mask(int32_t slot, int row) const;
-  // Ends the sequence's constraint: sampling found that it cannot go on.
+  // Ends the sequence's constraint for the reason that failure() gives, or else for this one, and says so in the log. May be
+  // called for several slots at once.
   void Fail(int32_t slot, std::string message);
 
   int num_threads() const { return static_cast<int>(threads_.size()); }
@@ -87,6 +88,7 @@ class GrammarMasks {
     int num_legal = 0;
     GrammarStatus status = GrammarStatus::kNotStarted;
     std::string failure;
+    bool is_reported = false;
     std::atomic<bool> is_ready{false};
   };
 

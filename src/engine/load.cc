@@ -165,6 +165,7 @@ Result<AsyncEngine*> Engine::async_engine() {
     scheduler.prefix_cache.num_state_records =
         static_cast<int32_t>(std::clamp(memory.available_bytes / 16 / std::max<int64_t>(record_bytes, 1), kFewestRecords, kMostRecords));
   }
+  DI_ASSIGN_OR_RETURN(options.grammars, MakeGrammarOptions(load, *load.clock));
   options.core.stats.flops = std::make_shared<model::FlopsModel>(parts.config);
   options.core.stats.drops_prompt_rows = scheduler.decoder_keep > 0 && load.decoder_replay != "mask";
   options.eos_token_id = parts.config.eos_token_id;
@@ -211,6 +212,7 @@ Result<std::unique_ptr<Engine>> LoadEngine(LoadOptions options) {
   facts.max_model_len = parts.config.max_position_embeddings;
   facts.window = parts.config.sliding_window;
   DI_RETURN_IF_ERROR(MakeSchedulerOptions(options, facts).status());
+  DI_RETURN_IF_ERROR(MakeGrammarOptions(options, clock).status());
   DI_ASSIGN_OR_RETURN(parts.token_blacklist,
                       ParseIdRanges(options.decode_token_blacklist, "decode_token_blacklist", parts.config.vocab_size));
   std::shared_ptr<const model::Checkpoint> checkpoint;

@@ -57,6 +57,21 @@ void Scheduler::ProcessRow(const StepPlan& plan, const StepResult& result, size_
   if (seq.total_inflight == seq.last_inflight) seq.last_inflight = 0;
   seq.total_inflight = seq.last_inflight;
   const bool is_prefill = plan.kind == StepKind::kPrefill;
+  if (result.outcome[i] == RowOutcome::kConstraintFailed) {
+    // As 0.1.0 does it: one more token, id 0, which nobody chose.
+    seq.tokens.push_back(0);
+    ++stats_.num_output_tokens;
+    SequenceEvent event;
+    event.id = seq.id;
+    event.user = seq.spec.user;
+    event.token = 0;
+    event.row = static_cast<int32_t>(i);
+    event.num_output = seq.output_len();
+    if (!seq.has_reported_first) event.cached_tokens = seq.cached_tokens;
+    seq.has_reported_first = true;
+    Finish(seq, FinishReason::kStructuredOutputFailed, &event);
+    return;
+  }
   if (result.outcome[i] != RowOutcome::kOk) {
     Finish(seq, result.outcome[i] == RowOutcome::kInvalidLogits ? FinishReason::kInvalidLogits : FinishReason::kInternalError);
     return;

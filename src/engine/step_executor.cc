@@ -25,8 +25,10 @@ void StepExecutor::Run(const StepPlan& plan, StepResult& result) {
   const int64_t begin_ns = clock_.NowNs();
   result.Reset(plan.rows.size(), 1 + draft_options_.num_drafts);
   RunOps(plan);
+  sampler_.Prepare(plan);
   Status status = RunRows(plan, result);
   if (status.ok() && plan.num_drafts > 0) status = RunDrafts(plan, result);
+  if (status.ok()) sampler_.EndStep(plan, result, drafts_, draft_options_.num_drafts);
   if (!status.ok()) {
     DI_LOG(error, "step {} of {} rows failed: {}", plan.number, plan.rows.size(), status.message());
     std::fill(result.num_tokens.begin(), result.num_tokens.end(), 0);
@@ -164,7 +166,12 @@ void StepExecutor::ChooseLengths(const StepPlan& plan) {
     lengths_.push_back(row.num_tokens);
     num_tokens += row.num_tokens;
   }
-  if (!plan.redistributes) return;
+  if (plan.kind != StepKind::kDecode) return;
+  if (!plan.redistributes) {
+    // No row for a draft that its sequence's grammar is known to refuse.
+    for (size_t i = 0; i < plan.rows.size(); ++i) lengths_[i] = 1 + sampler_.NumUsefulDrafts(plan.rows[i], lengths_[i] - 1);
+    return;
+  }
   // The host knew the drafts of the step before last only. The number of rows stays.
   const size_t n = static_cast<size_t>(draft_options_.num_drafts);
   rates_.assign(plan.rows.size() * n, 0.0f);
@@ -172,8 +179,9 @@ void StepExecutor::ChooseLengths(const StepPlan& plan) {
   for (size_t i = 0; i < plan.rows.size(); ++i) {
     const StepRow& row = plan.rows[i];
     size_t count = 0;
+    const auto most = static_cast<size_t>(sampler_.NumUsefulDrafts(row, draft_options_.num_drafts));
     float rate = row.previous_row >= 0 ? 1.0f : 0.0f;
-    for (; count < n && DraftsOf(row.state_slot)[count] >= 0; ++count) {
+    for (; count < most && DraftsOf(row.state_slot)[count] >= 0; ++count) {
       rate *= ConfidencesOf(row.state_slot)[count];
       rates_[i * n + count] = rate;
     }

@@ -48,6 +48,17 @@ class RowSampler {
   // Draws one draft for every row; logits as in model::DraftChooser: a row is vocab_size values, rows lie `stride` apart.
   virtual void SampleDrafts(const StepPlan& plan, std::span<const DraftOfRow> rows, float* logits, int64_t stride,
                             std::span<int32_t> tokens) = 0;
+  // Before the forward pass of a plan: what can be done beside it begins.
+  virtual void Prepare(const StepPlan& plan) { (void)plan; }
+  // How many of the row's next drafts can be accepted at all, as far as that is known now; at most `count`.
+  virtual int NumUsefulDrafts(const StepRow& row, int count) const {
+    (void)row;
+    return count;
+  }
+  // The step is complete: its tokens stand, and plan.num_drafts drafts at drafts[slot * stride] for every row that sampled.
+  virtual void EndStep(const StepPlan& plan, const StepResult& result, std::span<const int32_t> drafts, int stride) {
+    (void)plan, (void)result, (void)drafts, (void)stride;
+  }
   // The token ends the row's sequence: what is drafted behind it is worth nothing.
   virtual bool IsStopToken(const StepRow& row, int32_t token) const {
     (void)row, (void)token;
@@ -59,7 +70,6 @@ struct DraftOptions {
   int num_drafts = 0;               // of a step at most
   std::vector<float> temperatures;  // of the confidences: none, one, or one for each draft
 };
-
 
 class StepExecutor {
  public:

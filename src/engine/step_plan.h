@@ -98,6 +98,7 @@ enum class RowOutcome : uint8_t {
   kOk,
   kInvalidLogits,  // not finite: ends this row's request only
   kInternalError,  // the step did not run
+  kConstraintFailed,  // the sequence's structured output cannot go on; the row's output 0 is a token without meaning
 };
 
 struct StepResult {

@@ -63,7 +63,7 @@ constexpr Variable kVariables[] = {
     {"XGRAMMAR_DEBUG", "false", nullptr},
     {"XGRAMMAR_TIMEOUT", "20", "0"},
     {"XGRAMMAR_DISABLE_CACHE", "false", nullptr},
-    {"XGRAMMAR_CACHE_LIMIT_BYTES", "10737418240", "-1"},
+    {"XGRAMMAR_CACHE_LIMIT_BYTES", "1073741824", "much"},
     {"SO_BUILDER_CPUS", "4", "0"},
     {"PREFILL_ATTEMPT_INTERVAL", "", "0"},
     {"PREFILL_ANY_ATTEMPT_INTERVAL", "100", "0"},
