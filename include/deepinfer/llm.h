@@ -58,7 +58,10 @@ struct ChatOptions {
   bool thinking = true;
   int effort = 75;               // 1..100, used when thinking
   std::string tools_json = {};   // JSON array of Chat Completions tools; empty = none
-  std::string tool_choice = {};  // "", auto, none
+  // "", auto, none, required, or the name of a tool that has to be called; the last two need thinking off.
+  std::string tool_choice = {};
+  bool parallel_tool_calls = true;        // false: at most one call
+  std::string response_format_json = {};  // response_format of Chat Completions: json_object, json_schema, regex; empty = free
 };
 
 // One piece of a streamed answer. Views are valid during the callback only.
@@ -109,12 +112,16 @@ class LLM {
                                                   const CancelToken* cancel = nullptr);
 
   // Answers a conversation: renders it, generates with the token policy of the chat protocols, parses the answer. Stop
-  // strings are looked for in the answer's content only.
+  // strings are looked for in the answer's content only. A response format, tools or so_args hold the answer to a grammar;
+  // so_args without a trigger begin behind the thinking. One that does not compile is an error.
   Result<ChatCompletion> Chat(const std::vector<ChatMessage>& messages,
                               const SamplingParams& params = ChatDefaults(),
                               const ChatOptions& options = {},
                               const ChatCallback& callback = {},
                               const CancelToken* cancel = nullptr);
+  // Whether the grammar of so_args compiles; GenerateBatch and Chat end such requests or refuse them. Errors:
+  // kInvalidArgument, kDeadlineExceeded, kUnimplemented (not in this build).
+  Status CheckStructuredOutput(const StructuredOutput& so_args);
   // temperature 1, top_p 0.95, max_tokens 1024.
   static SamplingParams ChatDefaults();
 

@@ -7,7 +7,9 @@
 
 #include <fmt/format.h>
 
+#include "constrain/structured_output.h"
 #include "core/escape.h"
+#include "protocols/answer_grammar.h"
 #include "protocols/chat_request.h"
 #include "protocols/completion_request.h"
 #include "protocols/completion_response.h"
@@ -33,6 +35,13 @@ std::optional<engine::CacheMode> EngineMode(const std::optional<protocols::Cache
 // The random part of an id of the batch file.
 std::string_view Unique(std::string_view id) { return id.substr(id.rfind('_') + 1); }
 
+// A grammar that does not compile is the client's error, before anything is scheduled.
+Status CheckGrammar(const SamplingParams& params, const BatchContext& context) {
+  if (!params.so_args) return Status::Ok();
+  if (context.check_grammar == nullptr) return constrain::NoStructuredOutput();
+  return context.check_grammar(*params.so_args);
+}
+
 class ChatBatchRequest : public BatchRequest {
  public:
   static Result<std::unique_ptr<BatchRequest>> Create(const Json& body, size_t idx, const std::string& id, const BatchContext& context) {
@@ -41,11 +50,14 @@ class ChatBatchRequest : public BatchRequest {
     DI_ASSIGN_OR_RETURN(const protocols::ConvertedRequest converted, protocols::ConvertChatRequest(std::move(parsed), context.convert));
     if (!converted.prompt.images.empty()) return Unimplemented("images are not in this version; send text only");
     const protocols::InferenceOptions& inference = converted.inference;
-    // Offered tools are no constraint that an answer could break.
-    if (inference.constraint && inference.constraint->kind != protocols::ConstraintKind::kToolCall) {
-      return Unimplemented("structured outputs are not in this version; leave response_format and a forced tool_choice out");
-    }
     engine::TextRequest request;
+    // Without a grammar compiler offered tools are no constraint that an answer could break.
+    if (inference.constraint && (context.check_grammar != nullptr || inference.constraint->kind != protocols::ConstraintKind::kToolCall)) {
+      const int end_think_id = context.tokenizer.FindAddedToken(context.convert.tokens.end_think);
+      DI_ASSIGN_OR_RETURN(const std::optional<constrain::GrammarSpec> grammar, protocols::AnswerGrammar(converted, end_think_id));
+      request.params.so_args = constrain::StructuredOutputOf(*grammar);
+      DI_RETURN_IF_ERROR(CheckGrammar(request.params, context));
+    }
     DI_ASSIGN_OR_RETURN(request.prompt_ids, context.tokenizer.EncodePrompt(converted.prompt.text, converted.prompt.special_ranges));
     request.apply_token_policy = true;
     request.hide_stop_token = true;
@@ -142,6 +154,7 @@ class CompletionBatchRequest : public BatchRequest {
       }
     }
     request.params = std::move(parsed.params);
+    DI_RETURN_IF_ERROR(CheckGrammar(request.params, context));
     if (!parsed.has_max_tokens && context.max_tokens) request.params.max_tokens = *context.max_tokens;
     if (!request.params.seq_seed && context.seed) request.params.seq_seed = *context.seed + idx;
     request.hide_stop_token = true;
@@ -174,6 +187,8 @@ Result<Json> BatchRequest::Body(std::vector<Completion> samples) {
       case FinishReason::kLength: break;
       case FinishReason::kInvalidLogits:
         return Internal("the model gave logits that are not finite; check the weights with deepinfer inspect --verify");
+      case FinishReason::kStructuredOutputFailed:
+        return Internal("the answer could not be held to its grammar; simplify the schema or the pattern");
       case FinishReason::kInsufficientResource:
         return Unavailable("the request was taken off the device for lack of cache memory; lower --concurrency or --max-model-len");
       default: return Internal(fmt::format("the request ended with \"{}\"", FinishReasonName(sample.finish_reason)));

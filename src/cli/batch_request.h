@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -30,6 +31,8 @@ struct BatchContext {
   int64_t max_model_len = 0;
   std::optional<int64_t> max_tokens;  // of requests that name none
   std::optional<uint64_t> seed;       // of request 0 if it names none; request i has seed + i
+  // Whether a grammar compiles; null: structured outputs are not in this build.
+  std::function<Status(const StructuredOutput&)> check_grammar;
 };
 
 class BatchRequest {

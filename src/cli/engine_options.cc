@@ -2,9 +2,16 @@
 #include "cli/engine_options.h"
 
 #include "cli/input.h"
+#include "core/file.h"
 #include "core/progress.h"
 
 namespace deepinfer::cli {
+namespace {
+
+// The compiler has limits of its own, with better messages.
+constexpr int64_t kMaxGrammarBytes = int64_t{16} << 20;
+
+}  // namespace
 
 Result<std::unique_ptr<LLM>> LoadModel(const Invocation& invocation, Defaults defaults) {
   EngineOptions options;
@@ -49,13 +56,30 @@ protocols::ConvertOptions ToConvertOptions(const ProtocolConfig& config) {
   return options;
 }
 
-Status CheckBuiltIn(const SamplingConfig& config) {
-  const char* option = !config.grammar_regex.empty()         ? "--grammar-regex"
-                       : !config.grammar_json_schema.empty() ? "--grammar-json-schema"
-                       : !config.grammar_ebnf.empty()        ? "--grammar-ebnf"
-                                                             : nullptr;
-  if (option == nullptr) return Status::Ok();
-  return Unimplemented(std::string(option) + " needs structured outputs, which this version does not have; leave the option out");
+Result<std::optional<StructuredOutput>> ReadGrammar(const SamplingConfig& config) {
+  struct Given {
+    const char* option;
+    const char* schema_type;
+    const std::string& path;
+  };
+  const Given all[] = {{"--grammar-regex", "regex", config.grammar_regex},
+                       {"--grammar-json-schema", "json", config.grammar_json_schema},
+                       {"--grammar-ebnf", "ebnf", config.grammar_ebnf}};
+  std::optional<StructuredOutput> so_args;
+  const char* first = nullptr;
+  for (const Given& given : all) {
+    if (given.path.empty()) continue;
+    if (first != nullptr) return InvalidArgument(std::string(given.option) + " and " + first + " cannot be combined; give one of them");
+    first = given.option;
+    Result<std::string> text = ReadFile(given.path, kMaxGrammarBytes);
+    if (!text.ok()) return Status(text.status()).WithContext(given.option);
+    so_args.emplace();
+    so_args->schema_type = given.schema_type;
+    so_args->schema = *std::move(text);
+    // A pattern file ends with a newline that its author did not mean.
+    if (so_args->schema_type == "regex" && so_args->schema.ends_with('\n')) so_args->schema.pop_back();
+  }
+  return so_args;
 }
 
 }  // namespace deepinfer::cli

@@ -25,7 +25,7 @@ ChatOptions ToChatOptions(const ConversationConfig& config);
 
 protocols::ConvertOptions ToConvertOptions(const ProtocolConfig& config);
 
-// kInvalidArgument for options of parts that are not built in.
-Status CheckBuiltIn(const SamplingConfig& config);
+// The grammar file that was given, if one was.
+Result<std::optional<StructuredOutput>> ReadGrammar(const SamplingConfig& config);
 
 }  // namespace deepinfer::cli

@@ -10,7 +10,7 @@
 #include "constrain/xgrammar_backend.h"
 #include "engine/engine_config.h"
 #include "engine/output_queue.h"
-#include "engine/structured_output.h"
+#include "constrain/structured_output.h"
 #include "engine/text_stream.h"
 #include "engine/token_policy.h"
 #include "sampling/params.h"
@@ -192,8 +192,8 @@ AsyncEngine::~AsyncEngine() {
 }
 
 Status AsyncEngine::CheckStructuredOutput(const StructuredOutput& so_args) {
-  if (options_.core.grammars == nullptr) return NoStructuredOutput();
-  const constrain::GrammarSpec spec = GrammarSpecOf(so_args);
+  if (options_.core.grammars == nullptr) return constrain::NoStructuredOutput();
+  const constrain::GrammarSpec spec = constrain::GrammarSpecOf(so_args);
   if (!spec.invalid.empty()) return InvalidArgument(spec.invalid, "so_args");
   return options_.core.grammars->Compile(spec).status();
 }

@@ -102,6 +102,7 @@ class AsyncEngine {
   // Whether the grammar of a request compiles; waits for it. What compiles is kept for the request. Errors:
   // kInvalidArgument (the grammar), kDeadlineExceeded, kUnimplemented (not in this build).
   Status CheckStructuredOutput(const StructuredOutput& so_args);
+  bool has_structured_output() const { return options_.core.grammars != nullptr; }
 
   EngineCore& core() { return *core_; }
   const text::Tokenizer& tokenizer() const { return tokenizer_; }

@@ -11,7 +11,7 @@
 #include "core/check.h"
 #include "core/log.h"
 #include "engine/generator.h"
-#include "engine/structured_output.h"
+#include "constrain/structured_output.h"
 #include "sampling/params.h"
 
 namespace deepinfer::engine {
@@ -193,14 +193,14 @@ Result<std::shared_ptr<RequestHandle>> EngineCore::Submit(EngineRequest request,
   command.cache_root = request.cache_root;
   command.chunk_checkpoints = std::move(request.chunk_checkpoints);
   if (r.params.so_args) {
-    if (options_.grammars == nullptr) return NoStructuredOutput();
+    if (options_.grammars == nullptr) return constrain::NoStructuredOutput();
     {
       // Nothing is compiled for requests that are turned away.
       std::lock_guard lock(inbox_mutex_);
       DI_RETURN_IF_ERROR(CheckAdmission(n));
     }
     r.grammar = std::make_shared<RequestGrammar>();
-    r.grammar->spec = GrammarSpecOf(*r.params.so_args);
+    r.grammar->spec = constrain::GrammarSpecOf(*r.params.so_args);
     command.grammar_error = r.grammar->spec.invalid;
     if (command.grammar_error.empty()) {
       command.grammar = options_.grammars->Submit(r.grammar->spec, [waker = waker_] {

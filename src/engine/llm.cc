@@ -6,9 +6,12 @@
 
 #include <fmt/format.h>
 
+#include "constrain/structured_output.h"
+#include "constrain/xgrammar_backend.h"
 #include "core/json.h"
 #include "engine/async_engine.h"
 #include "engine/load.h"
+#include "protocols/answer_grammar.h"
 #include "protocols/chat_request.h"
 #include "sampling/params.h"
 #include "text/output_parser.h"
@@ -35,6 +38,8 @@ struct LLM::Impl {
   Result<protocols::ConvertedRequest> Convert(const std::vector<ChatMessage>& messages,
                                               const SamplingParams& params,
                                               const ChatOptions& options) const;
+  // What holds the answer to what the conversation asks for.
+  Result<std::optional<StructuredOutput>> AnswerGrammar(const protocols::ConvertedRequest& converted, const SamplingParams& params);
 };
 
 namespace {
@@ -159,7 +164,7 @@ Result<Completion> LLM::GenerateFromIds(std::span<const int32_t> prompt_ids,
 }
 
 Result<Completion> LLM::Impl::Run(engine::GenerateRequest request, const StreamCallback& callback, const CancelToken* cancel) {
-  if (!has_cache) return engine->generator().Generate(request, callback, cancel);
+  if (!has_cache && !request.params.so_args) return engine->generator().Generate(request, callback, cancel);
   DI_ASSIGN_OR_RETURN(engine::AsyncEngine* const async, engine->async_engine());
   engine::TextRequest text;
   static_cast<engine::GenerateRequest&>(text) = std::move(request);
@@ -294,11 +299,45 @@ Result<protocols::ConvertedRequest> LLM::Impl::Convert(const std::vector<ChatMes
     if (!tools.ok()) return Status(tools.status()).WithContext("tools");
     body["tools"] = *std::move(tools);
   }
-  if (!options.tool_choice.empty()) body["tool_choice"] = options.tool_choice;
+  if (options.tool_choice == "auto" || options.tool_choice == "none" || options.tool_choice == "required") {
+    body["tool_choice"] = options.tool_choice;
+  } else if (!options.tool_choice.empty()) {
+    body["tool_choice"] = {{"type", "function"}, {"function", {{"name", options.tool_choice}}}};
+  }
+  if (!options.parallel_tool_calls) body["parallel_tool_calls"] = false;
+  if (!options.response_format_json.empty()) {
+    Result<Json> format = ParseJson(options.response_format_json);
+    if (!format.ok()) return Status(format.status()).WithContext("response_format");
+    body["response_format"] = *std::move(format);
+  }
   if (!params.stop.empty()) body["stop"] = params.stop;
   DI_ASSIGN_OR_RETURN(protocols::ConvertedRequest request, protocols::ConvertChatRequest(DumpJson(body), convert));
   if (!request.prompt.images.empty()) return Unimplemented("images are not supported yet; send text only");
   return request;
+}
+
+Status LLM::CheckStructuredOutput(const StructuredOutput& so_args) {
+  DI_ASSIGN_OR_RETURN(engine::AsyncEngine* const async, impl_->engine->async_engine());
+  return async->CheckStructuredOutput(so_args);
+}
+
+Result<std::optional<StructuredOutput>> LLM::Impl::AnswerGrammar(const protocols::ConvertedRequest& converted,
+                                                                 const SamplingParams& params) {
+  const int end_think_id = engine->tokenizer().FindAddedToken(prompt_tokens.end_think);
+  std::optional<StructuredOutput> so_args = params.so_args;
+  const auto& constraint = converted.inference.constraint;
+  if (so_args) {
+    const bool is_thinking = converted.prompt.stage == text::InitialStage::kReasoningStart;
+    if (is_thinking && so_args->trigger_token_ids.empty()) so_args->trigger_token_ids = {end_think_id};
+  } else if (constraint && (constrain::HasXgrammar() || constraint->kind != protocols::ConstraintKind::kToolCall)) {
+    // Without a grammar compiler offered tools are no constraint that an answer could break.
+    DI_ASSIGN_OR_RETURN(const std::optional<constrain::GrammarSpec> spec, protocols::AnswerGrammar(converted, end_think_id));
+    so_args = constrain::StructuredOutputOf(*spec);
+  }
+  if (!so_args) return so_args;
+  DI_ASSIGN_OR_RETURN(engine::AsyncEngine* const async, engine->async_engine());
+  DI_RETURN_IF_ERROR(async->CheckStructuredOutput(*so_args));
+  return so_args;
 }
 
 Result<ChatCompletion> LLM::Chat(const std::vector<ChatMessage>& messages,
@@ -312,6 +351,7 @@ Result<ChatCompletion> LLM::Chat(const std::vector<ChatMessage>& messages,
       request.prompt_ids,
       impl_->engine->tokenizer().EncodePrompt(converted.prompt.text, converted.prompt.special_ranges));
   request.params = params;
+  DI_ASSIGN_OR_RETURN(request.params.so_args, impl_->AnswerGrammar(converted, params));
   request.params.stop.clear();  // the parser looks for them, in the answer's content only
   request.params.detokenize = true;
   request.params.skip_special_tokens = false;  // the parser reads the marks

@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "protocols/grammar_schema.h"
 #include "protocols/image_source.h"
 #include "protocols/json_reader.h"
 #include "protocols/request_extensions.h"
@@ -421,7 +422,8 @@ Result<std::optional<Constraint>> ConvertResponseFormat(const ChatResponseFormat
       conversation.response_format.schema = text::PythonJson(format.schema);
       if (!format.strict) return std::optional(Constraint{ConstraintKind::kJson, text::CompactJson(format.schema)});
       DI_ASSIGN_OR_RETURN(const Json strict, RebuildStrict(format.schema, StrictUse::kJsonSchema));
-      return std::optional(Constraint{ConstraintKind::kJson, text::CompactJson(strict)});
+      return std::optional(
+          Constraint{ConstraintKind::kJson, text::CompactJson(strict), text::CompactJson(ClosedSchema(format.schema))});
     }
     case ResponseFormat::Kind::kRegex: return std::optional(Constraint{ConstraintKind::kRegex, format.regex});
   }
@@ -463,8 +465,14 @@ Status ConvertToolsAndFormat(ChatRequest& request, const ConvertOptions& options
     DI_ASSIGN_OR_RETURN(format_constraint, ConvertResponseFormat(*request.response_format, out.conversation));
   }
   if (!request.tools.empty()) {
-    out.inference.constraint = Constraint{is_required ? ConstraintKind::kToolCallRequired : ConstraintKind::kToolCall,
-                                          ToolsConstraintSchema(request.tools)};
+    Constraint& constraint = out.inference.constraint.emplace();
+    constraint.kind = is_required ? ConstraintKind::kToolCallRequired : ConstraintKind::kToolCall;
+    constraint.schema = ToolsConstraintSchema(request.tools);
+    if (any_strict) constraint.grammar_schema = ToolsGrammarSchema(request.tools);
+    if (!is_required && format_constraint && format_constraint->kind == ConstraintKind::kJson) {
+      const Constraint& json = *format_constraint;
+      constraint.response_schema = json.schema.empty() ? "{}" : json.grammar_schema.empty() ? json.schema : json.grammar_schema;
+    }
   } else {
     out.inference.constraint = std::move(format_constraint);
   }

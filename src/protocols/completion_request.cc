@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "constrain/structured_output.h"
 #include "protocols/json_reader.h"
 #include "protocols/request_extensions.h"
 
@@ -121,6 +122,13 @@ Result<CompletionRequest> ConvertCompletionRequest(const Json& body, const Conve
   std::optional<int> priority;
   ReadExtensions(reader, request.cache_salt, request.cache_mode, priority);
   Assign(priority, params.priority);
+  if (const Json* so_args = reader.Find("so_args")) {
+    if (Result<constrain::GrammarSpec> spec = constrain::ParseSoArgs(*so_args); spec.ok()) {
+      params.so_args = constrain::StructuredOutputOf(*spec);
+    } else {
+      reader.Fail("so_args", spec.status().message());
+    }
+  }
   const bool echo = reader.Bool("echo").value_or(false);
   const bool has_suffix = reader.String("suffix").has_value();
   if (!reader.ok()) return reader.status();

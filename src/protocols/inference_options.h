@@ -23,6 +23,8 @@ std::string_view ConstraintKindName(ConstraintKind kind);  // tool_call, tool_ca
 struct Constraint {
   ConstraintKind kind = ConstraintKind::kJson;
   std::string schema;  // compact JSON of the tools or the schema, or the pattern; empty: any JSON object
+  std::string grammar_schema = {};  // of strict requests: what is compiled instead, with the keywords that `schema` drops
+  std::optional<std::string> response_schema = {};  // kToolCall: a JSON answer is held to it; "{}": any object
 };
 
 // Honoured under SamplingPolicy::kClient only.

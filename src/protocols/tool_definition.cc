@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "protocols/grammar_schema.h"
 #include "protocols/schema_check.h"
 #include "protocols/strict_schema.h"
 #include "text/python_json.h"
@@ -67,7 +68,9 @@ Status CheckTools(std::vector<ToolDefinition>& tools, const std::function<std::s
   if (!all_strict) return InvalidArgument("Cannot use strict tool with non-strict tool in the same request");
   for (ToolDefinition& tool : tools) {
     if (!tool.parameters) continue;
-    DI_ASSIGN_OR_RETURN(tool.parameters, RebuildStrict(*tool.parameters, StrictUse::kToolParameters));
+    tool.grammar_parameters = std::move(tool.parameters);
+    DI_ASSIGN_OR_RETURN(tool.parameters, RebuildStrict(*tool.grammar_parameters, StrictUse::kToolParameters));
+    tool.grammar_parameters = ClosedSchema(*tool.grammar_parameters);
   }
   return Status::Ok();
 }
@@ -132,6 +135,13 @@ std::string ToolsConstraintSchema(const std::vector<ToolDefinition>& tools) {
     out += '}';
   }
   return out + "]";
+}
+
+std::string ToolsGrammarSchema(std::vector<ToolDefinition> tools) {
+  for (ToolDefinition& tool : tools) {
+    if (tool.grammar_parameters) tool.parameters = std::move(tool.grammar_parameters);
+  }
+  return ToolsConstraintSchema(tools);
 }
 
 }  // namespace deepinfer::protocols

@@ -18,6 +18,7 @@ struct ToolDefinition {
   std::string name;
   std::optional<std::string> description;
   std::optional<Json> parameters;  // after CheckTools of a strict tool: the strict form
+  std::optional<Json> grammar_parameters;  // of a strict tool: what its grammar is compiled from
   std::optional<bool> strict;
   bool defer_loading = false;
 };
@@ -39,5 +40,7 @@ text::Tool ToConversationTool(const ToolDefinition& tool);
 
 // Compact JSON list of the tools, as the constraint has it.
 std::string ToolsConstraintSchema(const std::vector<ToolDefinition>& tools);
+// The same with the schemas that the grammar is compiled from.
+std::string ToolsGrammarSchema(std::vector<ToolDefinition> tools);
 
 }  // namespace deepinfer::protocols

@@ -195,6 +195,8 @@ Status RunBatch(Invocation& invocation) {
     if (tokens.ok()) context.convert.tokens = *std::move(tokens);
     else context.chat_status = tokens.status();
     context.max_model_len = engine->model().max_model_len();
+    if (async->has_structured_output())
+      context.check_grammar = [async](const StructuredOutput& so_args) { return async->CheckStructuredOutput(so_args); };
     context.max_tokens = config.sampling.max_tokens;
     if (config.sampling.seed) context.seed = static_cast<uint64_t>(*config.sampling.seed);
     // Some more than run together, so that a place never stays empty.

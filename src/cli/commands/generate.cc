@@ -53,9 +53,10 @@ Json ToJson(const Completion& completion) {
 
 class GenerateRun {
  public:
-  GenerateRun(Invocation& invocation, LLM& llm)
+  GenerateRun(Invocation& invocation, LLM& llm, std::optional<StructuredOutput> grammar)
       : invocation_(invocation),
         llm_(llm),
+        grammar_(std::move(grammar)),
         json_(invocation.config.output.json),
         printer_(invocation.out, !json_ && invocation.out.is_terminal()),
         interrupt_([](void* token) { static_cast<CancelToken*>(token)->Cancel(); }, &cancel_) {}
@@ -64,6 +65,7 @@ class GenerateRun {
     SamplingParams params;
     params.max_tokens = kDefaultMaxTokens;
     params = WithSamplingOptions(invocation_.config.sampling, params);
+    params.so_args = grammar_;
     const auto callback = [this](const StreamUpdate& update) {
       if (!json_) printer_.Raw(update.text);
       return NextAction();
@@ -74,7 +76,8 @@ class GenerateRun {
 
   Status Answer(const std::string& prompt) {
     const ConversationConfig& conversation = invocation_.config.conversation;
-    const SamplingParams params = WithSamplingOptions(invocation_.config.sampling, LLM::ChatDefaults());
+    SamplingParams params = WithSamplingOptions(invocation_.config.sampling, LLM::ChatDefaults());
+    params.so_args = grammar_;
     std::vector<ChatMessage> messages;
     if (!conversation.system.empty()) messages.push_back({.role = "system", .content = conversation.system});
     messages.push_back({.role = "user", .content = prompt});
@@ -110,6 +113,9 @@ class GenerateRun {
     if (completion.finish_reason == FinishReason::kInvalidLogits) {
       return Internal("the model gave logits that are not finite; check the weights with deepinfer inspect --verify");
     }
+    if (completion.finish_reason == FinishReason::kStructuredOutputFailed) {
+      return Internal("the text could not be held to its grammar; the log says why");
+    }
     if (completion.finish_reason == FinishReason::kPromptLengthExceeded) {
       return ResourceExhausted(fmt::format("the prompt has {} tokens but the context holds {}; shorten it or raise --max-model-len",
                                            completion.usage.prompt_tokens, llm_.max_model_len()));
@@ -129,6 +135,7 @@ class GenerateRun {
 
   Invocation& invocation_;
   LLM& llm_;
+  const std::optional<StructuredOutput> grammar_;
   bool json_;
   AnswerPrinter printer_;
   CancelToken cancel_;
@@ -136,10 +143,11 @@ class GenerateRun {
 };
 
 Status RunGenerate(Invocation& invocation) {
-  DI_RETURN_IF_ERROR(CheckBuiltIn(invocation.config.sampling));
+  DI_ASSIGN_OR_RETURN(std::optional<StructuredOutput> grammar, ReadGrammar(invocation.config.sampling));
   DI_ASSIGN_OR_RETURN(const std::string prompt, Prompt(invocation));
   DI_ASSIGN_OR_RETURN(const std::unique_ptr<LLM> llm, LoadModel(invocation, Defaults::kReference));
-  GenerateRun run(invocation, *llm);
+  if (grammar) DI_RETURN_IF_ERROR(llm->CheckStructuredOutput(*grammar));
+  GenerateRun run(invocation, *llm, std::move(grammar));
   return invocation.config.conversation.chat ? run.Answer(prompt) : run.Continue(prompt);
 }
 

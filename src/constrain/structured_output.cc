@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/structured_output.h"
+#include "constrain/structured_output.h"
 
 #include <string>
 
-namespace deepinfer::engine {
+namespace deepinfer::constrain {
 
-constrain::GrammarSpec GrammarSpecOf(const StructuredOutput& so_args) {
+GrammarSpec GrammarSpecOf(const StructuredOutput& so_args) {
   Json json = Json::object();
   json["schema_type"] = so_args.schema_type;
   json["schema"] = so_args.schema;
@@ -15,9 +15,9 @@ constrain::GrammarSpec GrammarSpecOf(const StructuredOutput& so_args) {
   if (so_args.max_whitespace_cnt) json["max_whitespace_cnt"] = *so_args.max_whitespace_cnt;
   if (!so_args.trigger_token_ids.empty()) json["trigger_token_ids"] = so_args.trigger_token_ids;
   if (so_args.bound_token_id) json["bound_token_id"] = *so_args.bound_token_id;
-  Result<constrain::GrammarSpec> spec = constrain::ParseSoArgs(json);
+  Result<GrammarSpec> spec = ParseSoArgs(json);
   if (!spec.ok()) {
-    constrain::GrammarSpec bad;
+    GrammarSpec bad;
     bad.invalid = spec.status().message();
     return bad;
   }
@@ -25,9 +25,9 @@ constrain::GrammarSpec GrammarSpecOf(const StructuredOutput& so_args) {
   return std::move(spec).value();
 }
 
-StructuredOutput StructuredOutputOf(const constrain::GrammarSpec& spec) {
+StructuredOutput StructuredOutputOf(const GrammarSpec& spec) {
   StructuredOutput so_args;
-  so_args.schema_type = std::string(constrain::GrammarKindName(spec.kind));
+  so_args.schema_type = std::string(GrammarKindName(spec.kind));
   so_args.schema = spec.text;
   so_args.strict = spec.strict;
   so_args.any_order = spec.any_order;
@@ -40,8 +40,8 @@ StructuredOutput StructuredOutputOf(const constrain::GrammarSpec& spec) {
 }
 
 Result<StructuredOutput> ParseStructuredOutput(std::string_view so_args_json) {
-  DI_ASSIGN_OR_RETURN(const constrain::GrammarSpec spec, constrain::ParseSoArgs(so_args_json));
+  DI_ASSIGN_OR_RETURN(const GrammarSpec spec, ParseSoArgs(so_args_json));
   return StructuredOutputOf(spec);
 }
 
-}  // namespace deepinfer::engine
+}  // namespace deepinfer::constrain
