@@ -22,6 +22,7 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include "constrain/structured_output.h"
 #include "deepinfer/engine.h"
 #include "deepinfer/llm.h"
 #include "sampling/params.h"
@@ -423,6 +424,7 @@ void BindParams(nb::module_& m) {
       .def_rw("cache_mode", &SamplingParams::cache_mode)
       .def_rw("max_output_bytes", &SamplingParams::max_output_bytes, nb::arg().none())
       .def_rw("timeout_s", &SamplingParams::timeout_s, nb::arg().none())
+      .def("set_so_args", [](SamplingParams& params, const std::string& json) { params.so_args = Take(constrain::ParseStructuredOutput(json)); })
       .def("validate", [](const SamplingParams& params, int vocab_size) {
         const Status status = sampling::ValidateSamplingParams(params, vocab_size);
         if (!status.ok()) Raise(status);
@@ -521,7 +523,9 @@ void BindOutputs(nb::module_& m) {
       .def_rw("thinking", &ChatOptions::thinking)
       .def_rw("effort", &ChatOptions::effort)
       .def_rw("tools_json", &ChatOptions::tools_json)
-      .def_rw("tool_choice", &ChatOptions::tool_choice);
+      .def_rw("tool_choice", &ChatOptions::tool_choice)
+      .def_rw("parallel_tool_calls", &ChatOptions::parallel_tool_calls)
+      .def_rw("response_format_json", &ChatOptions::response_format_json);
   nb::class_<ChatCompletion>(m, "ChatCompletion")
       .def_ro("message", &ChatCompletion::message)
       .def_ro("finish_reason", &ChatCompletion::finish_reason)

@@ -194,11 +194,13 @@ class LLM:
         messages: Sequence[Mapping[str, Any]],
         sampling_params: SamplingParams | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        tool_choice: str | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
         thinking: bool = True,
         effort: int = 75,
         stream: bool = False,
         callback: Callable[[ChatDelta], Any] | None = None,
+        response_format: Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool = True,
     ) -> ChatOutput | Iterator[ChatDelta]:
         """Answers a conversation.
 
@@ -207,11 +209,16 @@ class LLM:
                 reasoning_content and tool_calls, tool messages have tool_call_id. ``ChatOutput.message`` fits in.
             sampling_params: None: temperature 1, top_p 0.95, max_tokens 1024.
             tools: Chat Completions tools: {"type": "function", "function": {"name", "description", "parameters"}}.
-            tool_choice: None, "auto" or "none".
+            tool_choice: None, "auto", "none", "required", or {"type": "function", "function": {"name": NAME}}; the last two
+                hold the answer to calls and need ``thinking=False``.
             thinking: the model thinks before it answers.
             effort: 1..100, how thoroughly.
             stream: return an iterator of ``ChatDelta`` instead; its ``output`` attribute holds the ``ChatOutput`` at the end.
             callback: called with a ``ChatDelta`` for each piece; returning False ends the answer.
+            response_format: of Chat Completions: {"type": "json_object"}, {"type": "json_schema", "json_schema": {"name",
+                "schema", "strict"}} or {"type": "regex", "regex": PATTERN}; holds the answer, not the thinking. So do
+                ``so_args`` of the sampling parameters that have no trigger.
+            parallel_tool_calls: False: at most one call.
         """
         core_messages = [_core_message(message) for message in messages]
         params = sampling_params if sampling_params is not None else SamplingParams(top_p=0.95, max_tokens=1024)
@@ -224,8 +231,18 @@ class LLM:
         options.effort = effort
         if tools:
             options.tools_json = json.dumps(list(tools), ensure_ascii=False)
-        if tool_choice is not None:
+        if isinstance(tool_choice, Mapping):
+            function = tool_choice.get("function")
+            if tool_choice.get("type") != "function" or not isinstance(function, Mapping) or not function.get("name"):
+                raise ValueError(f"tool_choice is {tool_choice!r} but must name a function")
+            options.tool_choice = str(function["name"])
+        elif tool_choice is not None:
+            if tool_choice not in ("auto", "none", "required"):
+                raise ValueError(f"tool_choice is {tool_choice!r} but must be 'auto', 'none', 'required' or name a function")
             options.tool_choice = tool_choice
+        options.parallel_tool_calls = bool(parallel_tool_calls)
+        if response_format is not None:
+            options.response_format_json = json.dumps(response_format, ensure_ascii=False)
 
         def run(emit: Callable[[ChatDelta], Any] | None, cancel: _core.CancelToken | None = None) -> ChatOutput:
             on_delta = None if emit is None else lambda *fields: emit(ChatDelta(*fields))

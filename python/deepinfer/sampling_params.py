@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import operator
 import secrets
 from collections.abc import Iterable, Mapping
@@ -44,6 +45,14 @@ def _ids(name: str, value: Iterable[int]) -> list[int]:
     return [_integer_in_range(name, item, 32) for item in value]
 
 
+def _so_args_json(value: Any) -> str:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"so_args must be a dict, got {value!r}")
+    if "schema" not in value and value.get("schema_type") != "json_object":
+        raise KeyError("so_args lacks the key 'schema'")
+    return json.dumps({key: item for key, item in value.items() if item is not None}, ensure_ascii=False)
+
+
 class SamplingParams:
     """How the next token is chosen and when a request ends.
 
@@ -61,7 +70,11 @@ class SamplingParams:
         top_logprobs: best (token id, log probability) pairs per output token, 0 to 1000.
         first_n_token_no_eos: 1: the first output token may not be the end token.
         eos_id: accepted and ignored; the engine knows the end token.
-        so_args: structured output; not supported by this version.
+        so_args: structured output, a dict: ``schema_type`` ("json", "json_object", "regex", "ebnf", "choice",
+            "structural_tag", "lark") and ``schema`` (text; a dict for "json" and "structural_tag", a list of strings for
+            "choice"); optional ``trigger_token_ids`` (the grammar starts behind these output tokens), ``bound_token_id``,
+            ``strict``, ``any_order``, ``any_whitespace``, ``max_whitespace_cnt``. A grammar that does not compile ends the
+            request with the finish reason "xgrammar runtime errors or timeout" and one token, id 0.
         golden_token_ids: forced output tokens by position; -1 leaves a position free.
         seq_seed: explicit seed, taken modulo 2^64: the output is then the same in every batch and with every draft length.
             None: 64 random bits, drawn once here, so requests that share the object share them.
@@ -168,8 +181,6 @@ class SamplingParams:
             if seq_seed is not None:
                 raise ValueError(f"seed is {seed!r} and seq_seed is {seq_seed!r}; give one of them")
             seq_seed = seed
-        if so_args is not None:
-            raise NotImplementedError("so_args (structured output) is not supported by this version; leave it out")
         if cache_mode not in (None, "off", "exact", "replay"):
             raise ValueError(f"cache_mode is {cache_mode!r} but must be None, 'off', 'exact' or 'replay'")
         self.temperature = _number("temperature", temperature)
@@ -183,6 +194,7 @@ class SamplingParams:
         self.first_n_token_no_eos = _integer_in_range("first_n_token_no_eos", first_n_token_no_eos, 32)
         self.eos_id = _integer_in_range("eos_id", eos_id, 32)
         self.so_args = so_args
+        self._so_args_json = None if so_args is None else _so_args_json(so_args)
         self.golden_token_ids = None if golden_token_ids is None else _ids("golden_token_ids", golden_token_ids)
         self.seq_seed = None if seq_seed is None else _integer("seq_seed", seq_seed) & _MASK64
         self.min_p = _number("min_p", min_p)
@@ -258,6 +270,8 @@ class SamplingParams:
             "timeout_s",
         ):
             setattr(core, name, getattr(self, name))
+        if self._so_args_json is not None:
+            core.set_so_args(self._so_args_json)
         core.temperature = 0.0 if 0 <= self.temperature <= SAMPLING_EPS else self.temperature
         core.cache_mode = self.cache_mode or ""
         core.golden_token_ids = self.golden_token_ids or []
