@@ -2,7 +2,6 @@
 #include "engine/grammar_masks.h"
 
 #include <algorithm>
-#include <ctime>
 #include <utility>
 
 #include <fmt/format.h>
@@ -14,16 +13,6 @@ namespace {
 
 // From here on one thread is not enough.
 constexpr size_t kSequencesPerThread = 16;
-
-class ThreadCpuClock : public Clock {
- public:
-  int64_t NowNs() const override {
-    timespec t{};
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-    return int64_t{t.tv_sec} * 1'000'000'000 + t.tv_nsec;
-  }
-};
-const ThreadCpuClock kThreadCpuClock;
 
 }  // namespace
 
@@ -122,7 +111,7 @@ void GrammarMasks::Fail(int32_t slot, std::string message) {
   if (std::exchange(sequence.is_reported, true)) return;
   // The text of a grammar is the client's; its hash is enough to find it again.
   DI_LOG(warn, "sequence {} ends, its structured output cannot go on: {} (grammar {:016x})", sequence.id, sequence.failure,
-         std::hash<std::string>{}(constrain::GrammarKey(sequence.grammar->spec)));
+         constrain::GrammarHash(sequence.grammar->spec));
 }
 
 // ---- mask threads ---------------------------------------------------------------------------------------------------------
@@ -177,7 +166,7 @@ Status GrammarMasks::Advance(Sequence& sequence) const {
     options.num_drafts = options_.num_drafts;
     options.step_budget_ns = options_.step_budget_ns;
     options.total_budget_ns = options_.total_budget_ns;
-    options.clock = options_.clock != nullptr ? options_.clock : &kThreadCpuClock;
+    if (options_.clock != nullptr) options.clock = options_.clock;
     sequence.constraint = std::make_unique<constrain::Constraint>(sequence.grammar->spec, sequence.grammar->compiled, options);
     DI_RETURN_IF_ERROR(sequence.constraint->Replay(sequence.replay));
     sequence.replay = {};

@@ -30,7 +30,7 @@ Result<std::optional<constrain::GrammarSpec>> AnswerGrammar(const ConvertedReque
       DI_ASSIGN_OR_RETURN(tags.response_schema, ParseJson(*constraint.response_schema));
     }
   } else {
-    tags.choice = request.prompt.starts_in_tool_calls ? constrain::ToolChoice::kRequired : constrain::ToolChoice::kRequiredAfter;
+    tags.choice = constrain::ToolChoice::kRequired;
   }
   return std::optional(constrain::StructuralTagSpec(tags));
 }

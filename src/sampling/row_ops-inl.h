@@ -61,8 +61,15 @@ static void ApplyMask(float* __restrict x, int64_t n, const uint32_t* __restrict
     const uint32_t word = mask[base >> 5];
     if (word == 0xffffffffu) continue;
     const int64_t count = n - base < 32 ? n - base : 32;
+    float* __restrict part = x + base;
+    if (word == 0) {
+      // Most words of a grammar's mask.
+      for (int64_t i = 0; i < count; ++i) part[i] = kMinusInfinity;
+      continue;
+    }
     for (int64_t i = 0; i < count; ++i) {
-      if (((word >> i) & 1u) == 0) x[base + i] = kMinusInfinity;
+      const bool is_kept = ((word >> i) & 1u) != 0;
+      part[i] = is_kept ? part[i] : kMinusInfinity;
     }
   }
 }
