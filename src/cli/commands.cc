@@ -19,6 +19,7 @@ std::span<const Command> Commands() {
       BenchLatencyCommand(),
       BenchStepsCommand(),
       BenchSweepCommand(),
+      BenchStructuredCommand(),
       BenchTimelineCommand(),
       DebugTokenizeCommand(),
       DebugDetokenizeCommand(),

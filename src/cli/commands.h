@@ -17,6 +17,7 @@ Command BatchCommand();
 Command BenchLatencyCommand();
 Command BenchStepsCommand();
 Command BenchSweepCommand();
+Command BenchStructuredCommand();
 Command BenchThroughputCommand();
 Command BenchTimelineCommand();
 Command ChatCommand();

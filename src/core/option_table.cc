@@ -169,7 +169,7 @@ std::vector<OptionSpec> MainRows() {
       {.name = "repeats", .group = "Workload", .commands = "bench", .field = DI_FIELD(bench.repeats),
        .help = "measurements per point; the median is reported", .kind = kInt, .min = 1, .max = 10000},
 
-      {.name = "requests", .group = "Workload", .commands = "bench throughput,bench sweep", .field = DI_FIELD(bench.requests),
+      {.name = "requests", .group = "Workload", .commands = "bench throughput,bench sweep,bench structured", .field = DI_FIELD(bench.requests),
        .help = "requests of one repetition; more of them give steadier figures", .kind = kInt, .min = 0, .max = 1000000,
        .default_text = "4 for each of --batch, 2 in a sweep"},
       {.name = "workload", .group = "Workload", .commands = "bench throughput,bench latency,bench sweep", .field = DI_FIELD(bench.workload),

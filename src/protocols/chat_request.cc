@@ -471,7 +471,7 @@ Status ConvertToolsAndFormat(ChatRequest& request, const ConvertOptions& options
     if (any_strict) constraint.grammar_schema = ToolsGrammarSchema(request.tools);
     if (!is_required && format_constraint && format_constraint->kind == ConstraintKind::kJson) {
       const Constraint& json = *format_constraint;
-      constraint.response_schema = json.schema.empty() ? "{}" : json.grammar_schema.empty() ? json.schema : json.grammar_schema;
+      constraint.response_schema = json.schema.empty() ? R"({"type":"object"})" : json.grammar_schema.empty() ? json.schema : json.grammar_schema;
     }
   } else {
     out.inference.constraint = std::move(format_constraint);

@@ -24,7 +24,7 @@ struct Constraint {
   ConstraintKind kind = ConstraintKind::kJson;
   std::string schema;  // compact JSON of the tools or the schema, or the pattern; empty: any JSON object
   std::string grammar_schema = {};  // of strict requests: what is compiled instead, with the keywords that `schema` drops
-  std::optional<std::string> response_schema = {};  // kToolCall: a JSON answer is held to it; "{}": any object
+  std::optional<std::string> response_schema = {};  // kToolCall: an answer without calls is held to it
 };
 
 // Honoured under SamplingPolicy::kClient only.

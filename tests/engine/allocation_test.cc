@@ -9,6 +9,7 @@
 
 #include <gtest/gtest.h>
 
+#include "constrain/fake_grammar.h"
 #include "core/metrics.h"
 #include "count_allocations.h"
 #include "engine/async_engine.h"
@@ -43,7 +44,8 @@ class ConstantModel : public StepModel {
   std::vector<float> logits_;
 };
 
-TEST(Allocation, NoneInASteadyDecodeStep) {
+// `grammar`: of the requests; null = none.
+void ExpectNoneInASteadyDecodeStep(std::shared_ptr<RequestGrammar> grammar) {
   SchedulerOptions o;
   o.max_num_seqs = 32;
   o.num_blocks = 200;
@@ -62,6 +64,7 @@ TEST(Allocation, NoneInASteadyDecodeStep) {
     request->params.top_k = 5;
     request->params.presence_penalty = 0.5;
     request->params.seq_seed = id;
+    request->grammar = grammar;
     SequenceSpec spec;
     spec.id = id;
     spec.tokens = request->prompt_ids;
@@ -89,6 +92,16 @@ TEST(Allocation, NoneInASteadyDecodeStep) {
   const int64_t before = num_allocations.load();
   run(100);  // inside the first block
   EXPECT_EQ(num_allocations.load() - before, 0);
+}
+
+TEST(Allocation, NoneInASteadyDecodeStep) { ExpectNoneInASteadyDecodeStep(nullptr); }
+
+TEST(Allocation, NoneWithMasksEither) {
+  auto grammar = std::make_shared<RequestGrammar>();
+  constrain::FakeGrammarBackend backend(64, {3});
+  grammar->spec.text = "1|2|4|8|16|32 ...";
+  grammar->compiled = backend.Compile(grammar->spec).value();
+  ExpectNoneInASteadyDecodeStep(grammar);
 }
 
 // ---- the threads of the engine, text layer and statistics included ---------------------------------------------------------

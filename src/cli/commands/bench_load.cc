@@ -85,6 +85,7 @@ class Loop {
     request.cache_salt = requests_[i].cache_salt;
     request.params.max_tokens = requests_[i].output_tokens;
     request.params.ignore_eos = true;
+    request.params.so_args = requests_[i].so_args;
     request.params.temperature = 0;
     client.begin_s = clock_.NowSeconds();
     {

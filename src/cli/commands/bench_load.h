@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -56,6 +57,7 @@ struct LoadRequest {
   std::vector<int32_t> prompt_ids;
   int64_t output_tokens = 1;
   std::string cache_salt;
+  std::optional<StructuredOutput> so_args;
 };
 
 struct LoadResult {
