@@ -472,7 +472,9 @@ TEST(StructuredOutput, TheGuardEndsAGrammarThatMatchesTooSlowly) {
       clock.now_ns += cost_ns;
       cost_ns = cost_ns * 5 / 4;
     };
-    const auto slow = f.core->Submit(Request("5 ...", 200)).value();
+    EngineRequest endless = Request("5 ...", 200);
+    endless.params.logit_bias[kEnd] = -100;
+    const auto slow = f.core->Submit(endless).value();
     const auto other = f.core->Submit(Request("", 60)).value();
     const Answer answer = Only(slow);
     EXPECT_EQ(answer.reason, FinishReason::kStructuredOutputFailed);
@@ -491,7 +493,9 @@ TEST(StructuredOutput, TheGuardCountsTheWholeRequestToo) {
   o.sampling.grammar.clock = &clock;
   Fixture f(o);
   f.backend->on_step = [&] { clock.now_ns += 20'000'000; };  // 40 ms a step
-  const Answer answer = Only(f.core->Submit(Request("5 ...", 200)).value());
+  EngineRequest endless = Request("5 ...", 200);
+  endless.params.logit_bias[kEnd] = -100;
+  const Answer answer = Only(f.core->Submit(endless).value());
   EXPECT_EQ(answer.reason, FinishReason::kStructuredOutputFailed);
   EXPECT_NEAR(static_cast<double>(answer.ids.size()), 51, 2);
 }
@@ -500,7 +504,7 @@ TEST(StructuredOutput, TheGuardCountsTheWholeRequestToo) {
 // as far as a cancelled one came.
 TEST(StructuredOutput, ThousandRandomRequests) {
   EngineCoreOptions o = Options();
-  o.scheduler.num_blocks = 24;
+  o.scheduler.num_blocks = 9;
   o.scheduler.num_drafts = 3;
   Fixture f(o, 2);
   std::mt19937_64 rng(2024);
