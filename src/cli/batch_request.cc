@@ -10,9 +10,9 @@
 #include "constrain/structured_output.h"
 #include "core/escape.h"
 #include "protocols/answer_grammar.h"
-#include "protocols/chat_request.h"
 #include "protocols/completion_request.h"
 #include "protocols/completion_response.h"
+#include "protocols/convert_request.h"
 #include "protocols/protocol_stream.h"
 
 namespace deepinfer::cli {
@@ -46,8 +46,8 @@ class ChatBatchRequest : public BatchRequest {
  public:
   static Result<std::unique_ptr<BatchRequest>> Create(const Json& body, size_t idx, const std::string& id, const BatchContext& context) {
     DI_RETURN_IF_ERROR(context.chat_status);
-    DI_ASSIGN_OR_RETURN(protocols::ChatRequest parsed, protocols::ParseChatRequest(body, context.convert));
-    DI_ASSIGN_OR_RETURN(const protocols::ConvertedRequest converted, protocols::ConvertChatRequest(std::move(parsed), context.convert));
+    DI_ASSIGN_OR_RETURN(const protocols::ConvertedRequest converted,
+                        protocols::ConvertParsedRequest(protocols::Api::kChat, body, context.convert));
     if (!converted.prompt.images.empty()) return Unimplemented("images are not in this version; send text only");
     const protocols::InferenceOptions& inference = converted.inference;
     engine::TextRequest request;

@@ -12,7 +12,7 @@
 #include "engine/async_engine.h"
 #include "engine/load.h"
 #include "protocols/answer_grammar.h"
-#include "protocols/chat_request.h"
+#include "protocols/convert_request.h"
 #include "sampling/params.h"
 #include "text/output_parser.h"
 #include "text/prompt_renderer.h"
@@ -311,7 +311,7 @@ Result<protocols::ConvertedRequest> LLM::Impl::Convert(const std::vector<ChatMes
     body["response_format"] = *std::move(format);
   }
   if (!params.stop.empty()) body["stop"] = params.stop;
-  DI_ASSIGN_OR_RETURN(protocols::ConvertedRequest request, protocols::ConvertChatRequest(DumpJson(body), convert));
+  DI_ASSIGN_OR_RETURN(protocols::ConvertedRequest request, protocols::ConvertParsedRequest(protocols::Api::kChat, body, convert));
   if (!request.prompt.images.empty()) return Unimplemented("images are not supported yet; send text only");
   return request;
 }

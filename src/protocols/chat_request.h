@@ -6,12 +6,12 @@
 
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "core/json.h"
 #include "protocols/converted_request.h"
 #include "protocols/effort.h"
+#include "protocols/request_rules.h"
 #include "protocols/tool_definition.h"
 
 namespace deepinfer::protocols {
@@ -34,13 +34,6 @@ struct ChatMessage {
   bool prefix = false;
 };
 
-struct ChatResponseFormat {
-  text::ResponseFormat::Kind kind = text::ResponseFormat::Kind::kText;
-  Json schema;
-  bool strict = false;
-  std::string regex;
-};
-
 struct ChatRequest {
   std::string model;
   std::vector<ChatMessage> messages;
@@ -53,7 +46,7 @@ struct ChatRequest {
   std::optional<bool> include_usage;  // set when stream_options is present
   std::vector<ToolDefinition> tools;
   ToolChoice tool_choice;
-  std::optional<ChatResponseFormat> response_format;
+  std::optional<ResponseFormatFields> response_format;
   bool logprobs = false;
   std::optional<uint64_t> top_logprobs;
   std::optional<uint64_t> n;
@@ -67,7 +60,5 @@ struct ChatRequest {
 Result<ChatRequest> ParseChatRequest(const Json& body, const ConvertOptions& options);
 
 Result<ConvertedRequest> ConvertChatRequest(ChatRequest request, const ConvertOptions& options);
-// Both steps.
-Result<ConvertedRequest> ConvertChatRequest(std::string_view body, const ConvertOptions& options);
 
 }  // namespace deepinfer::protocols

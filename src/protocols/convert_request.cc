@@ -3,24 +3,34 @@
 
 #include <utility>
 
-#include <fmt/format.h>
-
 #include "protocols/chat_request.h"
+#include "protocols/messages_request.h"
+#include "protocols/responses_request.h"
 
 namespace deepinfer::protocols {
 
 Result<ConvertedRequest> ConvertRequest(Api api, std::string_view body, const ConvertOptions& options) {
   const Result<Json> json = ParseJson(body);
   if (!json.ok()) return DeserializeError("", json.status().message());
-  return ConvertRequest(api, *json, options);
+  return ConvertParsedRequest(api, *json, options);
 }
 
-Result<ConvertedRequest> ConvertRequest(Api api, const Json& body, const ConvertOptions& options) {
-  if (api == Api::kChat) {
-    DI_ASSIGN_OR_RETURN(ChatRequest request, ParseChatRequest(body, options));
-    return ConvertChatRequest(std::move(request), options);
+Result<ConvertedRequest> ConvertParsedRequest(Api api, const Json& body, const ConvertOptions& options) {
+  switch (api) {
+    case Api::kChat: {
+      DI_ASSIGN_OR_RETURN(ChatRequest request, ParseChatRequest(body, options));
+      return ConvertChatRequest(std::move(request), options);
+    }
+    case Api::kResponses: {
+      DI_ASSIGN_OR_RETURN(ResponsesRequest request, ParseResponsesRequest(body, options));
+      return ConvertResponsesRequest(std::move(request), options);
+    }
+    case Api::kMessages: {
+      DI_ASSIGN_OR_RETURN(MessagesRequest request, ParseMessagesRequest(body, options));
+      return ConvertMessagesRequest(std::move(request), options);
+    }
   }
-  return Unimplemented(fmt::format("the {} API is not built yet; use chat", ApiName(api)));
+  return Internal("unknown API");
 }
 
 }  // namespace deepinfer::protocols

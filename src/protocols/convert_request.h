@@ -13,6 +13,6 @@
 namespace deepinfer::protocols {
 
 Result<ConvertedRequest> ConvertRequest(Api api, std::string_view body, const ConvertOptions& options);
-Result<ConvertedRequest> ConvertRequest(Api api, const Json& body, const ConvertOptions& options);
+Result<ConvertedRequest> ConvertParsedRequest(Api api, const Json& body, const ConvertOptions& options);
 
 }  // namespace deepinfer::protocols

@@ -75,8 +75,9 @@ Result<Piece> ParsePiece(const Json& line, const text::Tokenizer& tokenizer) {
   return piece;
 }
 
-// Server-sent events as lines {"event", "data"}.
-std::vector<Json> ReadEvents(std::string_view bytes) {
+}  // namespace
+
+std::vector<Json> ReadServerSentEvents(std::string_view bytes) {
   std::vector<Json> lines;
   while (!bytes.empty()) {
     const size_t end = std::min(bytes.find("\n\n"), bytes.size());
@@ -100,8 +101,6 @@ std::vector<Json> ReadEvents(std::string_view bytes) {
   }
   return lines;
 }
-
-}  // namespace
 
 Result<EngineFinish> ParseEngineFinish(std::string_view name) {
   if (name == "stop") return EngineFinish::kStop;
@@ -174,7 +173,7 @@ void DebugStream::WriteEnd() {
 std::vector<Json> DebugStream::TakeLines() {
   std::vector<Json> lines;
   if (!options_.accumulate) {
-    lines = ReadEvents(bytes_);
+    lines = ReadServerSentEvents(bytes_);
   } else if (!bytes_.empty()) {
     Result<Json> response = ParseJson(bytes_);
     lines.push_back(response.ok() ? *std::move(response) : Json(bytes_));

@@ -28,6 +28,9 @@ struct DebugStreamOptions {
 
 Result<EngineFinish> ParseEngineFinish(std::string_view name);  // stop, length, content_filter
 
+// Server-sent events as lines {"event": name|null, "data": object|text}.
+std::vector<Json> ReadServerSentEvents(std::string_view bytes);
+
 // The events of a response as lines, read back from the bytes that a client would get.
 class DebugStream {
  public:

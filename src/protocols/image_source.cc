@@ -5,6 +5,8 @@
 
 #include <fmt/format.h>
 
+#include "protocols/json_text.h"
+
 namespace deepinfer::protocols {
 
 namespace {
@@ -37,6 +39,10 @@ std::string CleanUrl(std::string_view url) {
     if (c != '\t' && c != '\r' && c != '\n') clean += c;
   }
   return clean;
+}
+
+bool IsHttpUrl(std::string_view url) {
+  return HasPrefixIgnoringCase(url, "http://") || HasPrefixIgnoringCase(url, "https://");
 }
 
 DataUrlFault CheckDataUrl(std::string_view url) {
@@ -95,12 +101,47 @@ bool IsForgivingBase64(std::string_view body) {
   return num_padding == 0 || (num_padding <= 2 && (num_chars + num_padding) % 4 == 0);
 }
 
+bool IsStrictBase64(std::string_view data) {
+  if (data.size() % 4 != 0) return false;
+  size_t num_chars = data.size();
+  while (num_chars > 0 && data.size() - num_chars < 2 && data[num_chars - 1] == '=') --num_chars;
+  for (const char c : data.substr(0, num_chars)) {
+    if (!IsBase64Char(c)) return false;
+  }
+  const size_t num_padding = data.size() - num_chars;
+  if (num_padding == 0) return true;
+  // The last character has 4 or 2 unused bits.
+  constexpr std::string_view kFourUnused = "AQgw";
+  constexpr std::string_view kTwoUnused = "AEIMQUYcgkosw048";
+  return (num_padding == 2 ? kFourUnused : kTwoUnused).find(data[num_chars - 1]) != std::string_view::npos;
+}
+
+Result<text::ImageRef> CheckImageAddress(std::string_view url, std::string_view place, std::string_view path) {
+  if (!IsHttpUrl(url)) return Fault(place, "invalid url: " + JsonString(url));
+  text::ImageRef image;
+  image.source = url;
+  image.path = path;
+  return image;
+}
+
+Result<text::ImageRef> CheckImageBase64(std::string_view media_type,
+                                        std::string_view data,
+                                        std::string_view place,
+                                        std::string_view path) {
+  if (!IsStrictBase64(data)) return Fault(place, "base64 decode error");
+  text::ImageRef image;
+  image.kind = text::ImageRef::Kind::kDataUrl;
+  image.source = fmt::format("data:{};base64,{}", media_type == "image/jpg" ? "image/jpeg" : media_type, data);
+  image.path = path;
+  return image;
+}
+
 Result<text::ImageRef> CheckImageUrl(std::string_view url, std::string_view detail, std::string_view path) {
   text::ImageRef image;
   image.source = url;
   image.detail = detail;
   image.path = path;
-  if (HasPrefixIgnoringCase(url, "http://") || HasPrefixIgnoringCase(url, "https://")) return image;
+  if (IsHttpUrl(url)) return image;
   image.kind = text::ImageRef::Kind::kDataUrl;
   switch (CheckDataUrl(url)) {
     case DataUrlFault::kNone: return image;

@@ -4,11 +4,15 @@
 // ("messages[0].content: expected a string"); reading goes on with defaults, and the caller asks for status() at the end.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <initializer_list>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
+
+#include <fmt/format.h>
 
 #include "core/json.h"
 #include "core/status.h"
@@ -46,5 +50,21 @@ class JsonReader {
   std::string path_;
   Status status_;
 };
+
+// The value of a field that names one of a few choices.
+template <typename T, size_t N>
+std::optional<T> OneOf(JsonReader& reader,
+                       std::string_view key,
+                       const std::string& value,
+                       const std::array<std::pair<std::string_view, T>, N>& choices) {
+  std::string names;
+  for (const auto& [name, choice] : choices) {
+    if (value == name) return choice;
+    if (!names.empty()) names += ", ";
+    names += name;
+  }
+  reader.Fail(key, fmt::format("unknown value \"{}\"; expected one of {}", value, names));
+  return std::nullopt;
+}
 
 }  // namespace deepinfer::protocols

@@ -55,8 +55,9 @@ Status CheckTools(std::vector<ToolDefinition>& tools, const std::function<std::s
   bool all_strict = true;
   for (size_t i = 0; i < tools.size(); ++i) {
     const ToolDefinition& tool = tools[i];
-    DI_RETURN_IF_ERROR(CheckName(tool.name, name_path(i)));
-    if (tool.parameters) DI_RETURN_IF_ERROR(CheckParameters(tool.name, *tool.parameters));
+    const std::string& name = tool.local_name ? *tool.local_name : tool.name;
+    DI_RETURN_IF_ERROR(CheckName(name, name_path(i)));
+    if (tool.parameters) DI_RETURN_IF_ERROR(CheckParameters(name, *tool.parameters));
     const bool is_strict = tool.strict.value_or(false);
     any_strict = any_strict || is_strict;
     all_strict = all_strict && is_strict;

@@ -15,7 +15,8 @@
 namespace deepinfer::protocols {
 
 struct ToolDefinition {
-  std::string name;
+  std::string name;                       // what the model sees: "f", or "space::f" in a namespace
+  std::optional<std::string> local_name;  // inside a namespace: "f"
   std::optional<std::string> description;
   std::optional<Json> parameters;  // after CheckTools of a strict tool: the strict form
   std::optional<Json> grammar_parameters;  // of a strict tool: what its grammar is compiled from

@@ -43,7 +43,8 @@ struct Message {
   bool prefix = false;  // last message: the model continues it
   // Tool only.
   std::string tool_call_id;
-  // Tools that become visible at this message (system and tool messages; protocols.md 2.6), as indexes of Conversation::tools.
+  // Tools that become visible after this message (not of an assistant; protocols.md 2.6), as indexes of Conversation::tools. A
+  // user or tool message that has some ends its turn.
   std::vector<size_t> added_tools;
 
   static Message Text(Role role, std::string text);

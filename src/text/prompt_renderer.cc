@@ -234,15 +234,13 @@ class Renderer {
   }
 
   // A run of user and tool messages is one turn. Tool results stand in the order of the calls, users keep their places. A
-  // tool message that adds tools ends the turn after the results of its round.
+  // message that adds tools ends the turn.
   size_t UserTurn(size_t begin) {
     const std::vector<Message>& messages = conversation_.messages;
     size_t end = begin;
-    std::vector<size_t> added;
-    while (end < messages.size() && (messages[end].role == Role::kUser || messages[end].role == Role::kTool)) {
-      if (!added.empty() && messages[end].role == Role::kUser) break;
-      added.insert(added.end(), messages[end].added_tools.begin(), messages[end].added_tools.end());
-      ++end;
+    std::span<const size_t> added;
+    while (added.empty() && end < messages.size() && (messages[end].role == Role::kUser || messages[end].role == Role::kTool)) {
+      added = messages[end++].added_tools;
     }
     std::unordered_map<std::string_view, size_t> rank;
     for (size_t i = 0; i < last_calls_.size(); ++i) rank.emplace(last_calls_[i].id, i);

@@ -9,7 +9,7 @@
 
 #include "core/check.h"
 #include "core/utf8.h"
-#include "protocols/chat_request.h"
+#include "protocols/convert_request.h"
 #include "protocols/debug_render.h"
 #include "text/python_json.h"
 
@@ -48,7 +48,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     options.sampling_policy = policy;
     options.tool_choice_thinking_grammar = policy == SamplingPolicy::kClient;
     options.reject_missing_reasoning = policy == SamplingPolicy::kClient;
-    const Result<ConvertedRequest> request = ConvertChatRequest(body, options);
+    const Result<ConvertedRequest> request = ConvertRequest(Api::kChat, body, options);
     if (request.ok()) {
       CheckAccepted(*request, options.tokens);
     } else {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "core/utf8.h"
-#include "protocols/chat_request.h"
+#include "protocols/convert_request.h"
 #include "protocols/golden_cases.h"
 #include "protocols/output_stream.h"
 
@@ -64,7 +64,7 @@ void Expect(const Folded& folded, const Json& expected) {
 }
 
 ConvertedRequest Convert(const Json& request, const ConvertOptions& options = {}) {
-  Result<ConvertedRequest> converted = ConvertChatRequest(DumpJson(request), options);
+  Result<ConvertedRequest> converted = ConvertRequest(Api::kChat, DumpJson(request), options);
   EXPECT_TRUE(converted.ok()) << converted.status().ToString();
   return converted.ok() ? *converted : ConvertedRequest();
 }
@@ -156,7 +156,7 @@ TEST(Cases, ReasoningMissingInHistory) {
   ConvertOptions options;
   options.reject_missing_reasoning = true;
   for (const Json& item : test_case["items"]) {
-    const Result<ConvertedRequest> request = ConvertChatRequest(DumpJson(item["request"]), options);
+    const Result<ConvertedRequest> request = ConvertRequest(Api::kChat, DumpJson(item["request"]), options);
     if (item["name"] == strict["request"]) {
       ASSERT_FALSE(request.ok());
       EXPECT_EQ(HttpStatus(request.status()), strict["expect"]["http_status"].get<int>());
@@ -175,7 +175,7 @@ TEST(Cases, ForcedToolChoice) {
     Json body = test_case["base_request"];
     body["tool_choice"] = row["tool_choice"];
     if (row["thinking"] == "disabled") body["thinking"]["type"] = "disabled";
-    const Result<ConvertedRequest> request = ConvertChatRequest(DumpJson(body), ConvertOptions());
+    const Result<ConvertedRequest> request = ConvertRequest(Api::kChat, DumpJson(body), ConvertOptions());
     const Json& expected = row["expect"];
     if (expected["http_status"] != 200) {
       ASSERT_FALSE(request.ok());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Rules of the chat conversion that have no golden case: our extensions and further error messages.
-#include "protocols/chat_request.h"
+#include "protocols/convert_request.h"
 
 #include <gtest/gtest.h>
 
@@ -13,11 +13,11 @@ namespace {
 Result<ConvertedRequest> Convert(const std::string& fields, const ConvertOptions& options = {}) {
   const std::string body = R"({"model":"deepseek-flash","messages":[{"role":"user","content":"some json"}])" +
                            (fields.empty() ? std::string() : "," + fields) + "}";
-  return ConvertChatRequest(body, options);
+  return ConvertRequest(Api::kChat, body, options);
 }
 
 Result<ConvertedRequest> ConvertMessages(const std::string& messages, const ConvertOptions& options = {}) {
-  return ConvertChatRequest(R"({"model":"deepseek-flash","messages":)" + messages + "}", options);
+  return ConvertRequest(Api::kChat, R"({"model":"deepseek-flash","messages":)" + messages + "}", options);
 }
 
 std::string ErrorOf(const Result<ConvertedRequest>& request) { return request.ok() ? "" : request.status().message(); }
@@ -88,8 +88,8 @@ TEST(ChatRequest, ClientSamplingPolicy) {
 }
 
 TEST(ChatRequest, ContinueFinalMessageIsPrefix) {
-  const auto request = ConvertChatRequest(
-      R"({"model":"deepseek-flash","continue_final_message":true,"thinking":{"type":"disabled"},"messages":[{"role":"user","content":"U"},{"role":"assistant","content":"A"}]})",
+  const auto request = ConvertRequest(
+      Api::kChat, R"({"model":"deepseek-flash","continue_final_message":true,"thinking":{"type":"disabled"},"messages":[{"role":"user","content":"U"},{"role":"assistant","content":"A"}]})",
       ConvertOptions());
   ASSERT_TRUE(request.ok());
   EXPECT_TRUE(request->prompt.text.ends_with("<｜Assistant｜></think>A"));
@@ -121,8 +121,8 @@ TEST(ChatRequest, FurtherErrors) {
             "instead.");
   EXPECT_EQ(ErrorOf(Convert(R"("tools":[{"type":"function","function":{"name":"a","strict":true}},{"type":"function","function":{"name":"b"}}])")),
             "Cannot use strict tool with non-strict tool in the same request");
-  EXPECT_EQ(ErrorOf(ConvertChatRequest(
-                R"({"model":"deepseek-flash","messages":[{"role":"user","content":[{"type":"text","text":"js"},{"type":"text","text":"on"}]}],"response_format":{"type":"json_object"}})",
+  EXPECT_EQ(ErrorOf(ConvertRequest(
+      Api::kChat,           R"({"model":"deepseek-flash","messages":[{"role":"user","content":[{"type":"text","text":"js"},{"type":"text","text":"on"}]}],"response_format":{"type":"json_object"}})",
                 ConvertOptions())),
             "Prompt must contain the word 'json' in some form to use 'response_format' of type 'json_object'.");
   EXPECT_EQ(ErrorOf(ConvertMessages(R"([{"role":"user","content":[{"type":"file","file_id":"f"}]}])")),
@@ -142,7 +142,7 @@ TEST(ChatRequest, EveryWrongTypeIsAParseError) {
   }
   for (const char* body : {"", "[]", "5", "null", "{}", R"({"model":"m"})", R"({"model":"m","messages":5})",
                            R"({"model":"m","messages":[5]})", R"({"model":"m","messages":[{"role":5}]})"}) {
-    EXPECT_EQ(ErrorOf(ConvertChatRequest(body, ConvertOptions())).find("Failed to deserialize"), 0u) << body;
+    EXPECT_EQ(ErrorOf(ConvertRequest(Api::kChat, body, ConvertOptions())).find("Failed to deserialize"), 0u) << body;
   }
 }
 
