@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "protocols/answer_grammar.h"
-#include "protocols/chat_request.h"
+#include "protocols/convert_request.h"
 #include "protocols/golden_cases.h"
 
 namespace deepinfer::protocols {
@@ -29,7 +29,7 @@ TEST(ClosedSchema, WhatAGrammarWouldReadInsteadOfTheTypeIsLeftOut) {
 }
 
 ConvertedRequest Convert(const Json& request) {
-  Result<ConvertedRequest> converted = ConvertChatRequest(DumpJson(request), ConvertOptions());
+  Result<ConvertedRequest> converted = ConvertRequest(Api::kChat, DumpJson(request), ConvertOptions());
   EXPECT_TRUE(converted.ok()) << converted.status().message();
   return *std::move(converted);
 }
