@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "constrain/compile_service.h"
 
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
@@ -26,6 +29,7 @@ constexpr int kHangFactor = 3;
 // Workers that hang at the same time, as a multiple of num_workers: beyond it none is replaced.
 constexpr int kMaxHungFactor = 4;
 constexpr std::chrono::seconds kShutdownGrace{2};
+constexpr int kNice = 5;
 
 Status TimeoutStatus(int64_t timeout_ms) {
   return Status(StatusCode::kDeadlineExceeded,
@@ -124,6 +128,8 @@ struct CompileService::State {
   }
 
   void WorkerLoop(const std::shared_ptr<Worker>& self) {
+    // Compiling gives way to decoding. On Linux the value is the thread's, and that of the threads it starts.
+    (void)setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), kNice);
     std::unique_lock lock(mutex);
     while (true) {
       work.wait(lock, [&] { return is_stopping || !queue.empty(); });

@@ -133,7 +133,7 @@ Result<GrammarSpec> ParseSoArgs(const Json& so_args) {
   return spec;
 }
 
-Result<GrammarSpec> ParseSoArgs(std::string_view json_text) {
+Result<GrammarSpec> ParseSoArgsText(std::string_view json_text) {
   Result<Json> json = ParseJson(json_text);
   if (!json.ok()) return json.status().WithContext("so_args");
   return ParseSoArgs(*json);

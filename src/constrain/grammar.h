@@ -42,7 +42,7 @@ struct GrammarSpec {
 // Checks so_args. Errors (kInvalidArgument, field "so_args.NAME") are the cases that a caller must be told at once: missing
 // or mistyped schema, keys that do not exist. The others are in GrammarSpec::invalid.
 Result<GrammarSpec> ParseSoArgs(const Json& so_args);
-Result<GrammarSpec> ParseSoArgs(std::string_view json_text);
+Result<GrammarSpec> ParseSoArgsText(std::string_view json_text);
 
 // Equal keys = the same compiled grammar.
 std::string GrammarKey(const GrammarSpec& spec);

@@ -48,14 +48,17 @@ Status CheckPattern(std::string_view pattern, const GrammarLimits& limits) {
   return Status::Ok();
 }
 
-bool IsCount(std::string_view key) {
-  return key == "minItems" || key == "maxItems" || key == "minLength" || key == "maxLength" || key == "minProperties" ||
-         key == "maxProperties";
+// Optional properties of one object in a fixed order: any of them may follow any other, so they cost their square.
+int64_t NumOptional(const Json& object, const Json& properties) {
+  const auto required = object.find("required");
+  const auto num_required = required != object.end() && required->is_array() ? static_cast<int64_t>(required->size()) : 0;
+  return std::max<int64_t>(static_cast<int64_t>(properties.size()) - num_required, 0);
 }
 
 // Every object counts as a node, wherever it stands: a bound, not a census.
-Status CheckJson(const Json& root, const GrammarLimits& limits) {
+Status CheckJson(const Json& root, const GrammarSpec& spec, const GrammarLimits& limits) {
   int64_t num_nodes = 0;
+  int64_t optional_squares = 0;
   std::vector<const Json*> open = {&root};
   while (!open.empty()) {
     const Json& at = *open.back();
@@ -78,9 +81,15 @@ Status CheckJson(const Json& root, const GrammarLimits& limits) {
       if ((key == "pattern" || key == "regex") && value.is_string()) {
         DI_RETURN_IF_ERROR(CheckPattern(value.get_ref<const std::string&>(), limits));
       }
-      if (IsCount(key) && value.is_number() && value.get<double>() > static_cast<double>(limits.max_repetition)) {
-        return InvalidArgument(fmt::format("grammar limit max_repetition: {} is more than {}", key, limits.max_repetition),
-                               "so_args.schema");
+      if (key == "properties" && value.is_object() && spec.kind == GrammarKind::kJsonSchema && !spec.any_order) {
+        const int64_t num_optional = NumOptional(at, value);
+        optional_squares += num_optional * num_optional;
+        if (optional_squares > limits.max_optional_properties * limits.max_optional_properties) {
+          return InvalidArgument(
+              fmt::format("grammar limit max_optional_properties: properties that are not required, in a fixed order, are worth "
+                          "more than {} in one object; name them in required or set any_order", limits.max_optional_properties),
+              "so_args.schema");
+        }
       }
       if (value.is_structured()) open.push_back(&value);
     }
@@ -125,7 +134,7 @@ Status CheckLimits(const GrammarSpec& spec, const GrammarLimits& limits) {
     if (json->is_array() && size > limits.max_enum_entries) return Exceeded("max_enum_entries", size, limits.max_enum_entries);
     return Status::Ok();
   }
-  return json->is_structured() ? CheckJson(*json, limits) : Status::Ok();
+  return json->is_structured() ? CheckJson(*json, spec, limits) : Status::Ok();
 }
 
 }  // namespace deepinfer::constrain

@@ -15,6 +15,7 @@ struct GrammarLimits {
   int64_t max_text_bytes = 1 << 20;
   int max_json_depth = 256;
   int64_t max_properties = 5000;    // per object
+  int64_t max_optional_properties = 500;  // of all objects: root of the sum of squares; not with any_order
   int64_t max_enum_entries = 10000;
   int64_t max_schema_nodes = 50000;
   int64_t max_regex_bytes = 64 << 10;

@@ -5,10 +5,13 @@
 #include <limits>
 #include <vector>
 
+#include <fmt/format.h>
+
 namespace deepinfer::constrain {
 namespace {
 
 constexpr size_t kNone = std::string_view::npos;
+constexpr int kMaxGroupDepth = 400;
 
 size_t Utf8Length(unsigned char lead) { return lead < 0x80 ? 1 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4; }
 
@@ -128,6 +131,54 @@ std::string ReduceNestedRepetition(std::string_view regex) {
     out += inner.quantifier;
   }
   return out;
+}
+
+std::string FindRegexFault(std::string_view s) {
+  int depth = 0;
+  bool can_repeat = false;  // something stands before
+  // Positions count code points, from 1, as in the library's messages.
+  const auto fault = [&](size_t at, std::string_view what) {
+    const auto position = std::count_if(s.begin(), s.begin() + static_cast<std::ptrdiff_t>(at),
+                                        [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; });
+    return fmt::format("Regex parsing error at position {}: {}", position + 1, what);
+  };
+  for (size_t i = 0; i < s.size();) {
+    const char c = s[i];
+    if (c == '(') {
+      if (++depth > kMaxGroupDepth) return fault(i, fmt::format("Groups are nested deeper than {}.", kMaxGroupDepth));
+      i += std::max<size_t>(GroupHeadLength(s, i), 1);
+      if (s[i - 1] == '(' && i < s.size() && s[i] == '?') return {};  // look-around, flags: the library says it
+      can_repeat = false;
+      continue;
+    }
+    if (IsQuantifier(s, i) && !can_repeat) return fault(i, "Nothing to repeat.");
+    if (c == '{' && can_repeat) {
+      int64_t bounds[2] = {0, -1};
+      size_t k = i + 1;
+      int which = 0;
+      for (; k < s.size() && s[k] != '}' && k < i + 30; ++k) {
+        if (s[k] >= '0' && s[k] <= '9') {
+          bounds[which] = std::max<int64_t>(bounds[which], 0) * 10 + (s[k] - '0');
+          if (bounds[which] > 1'000'000'000'000) return {};
+        } else if (s[k] == ',') {
+          which = 1;
+        } else if (s[k] != ' ') {
+          return {};
+        }
+      }
+      if (bounds[1] >= 0 && bounds[1] < bounds[0]) return fault(i, "The lower bound is larger than the upper bound.");
+      i = std::min(k + 1, s.size());
+      continue;
+    }
+    if (c == ')') --depth;
+    can_repeat = c != '|' && c != '^';
+    if (const size_t end = AtomEnd(s, i); end != kNone) {
+      i = end;
+    } else {
+      ++i;
+    }
+  }
+  return {};
 }
 
 int64_t LargestRepetition(std::string_view s, bool is_ebnf) {

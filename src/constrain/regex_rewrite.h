@@ -15,6 +15,10 @@ namespace deepinfer::constrain {
 // The same language with such nestings reduced ("a+", "[a-z]*"); everything else, and what is no regex, stays as it is.
 std::string ReduceNestedRepetition(std::string_view regex);
 
+// Faults that the grammar library reports without a position of the pattern, or after much work: nothing to repeat, bounds
+// the wrong way round, groups nested too deeply. "Regex parsing error at position p: ..."; empty = none of these.
+std::string FindRegexFault(std::string_view regex);
+
 // The largest number in a repetition "{m,n}" outside of classes; numbers beyond 64 bits count as the largest. Works for
 // EBNF too (is_ebnf: string literals are skipped as well).
 int64_t LargestRepetition(std::string_view text, bool is_ebnf);

@@ -23,6 +23,13 @@ constexpr int64_t kMaxCopiedValues = 200'000;
 constexpr std::string_view kKnownFormats[] = {
     "email", "date", "time", "date-time", "duration", "ipv4", "ipv6", "hostname", "uuid", "uri", "uri-reference",
     "uri-template", "json-pointer", "relative-json-pointer"};
+// Formats that the library takes too widely: leading zeros in ipv4, days that a month does not have.
+constexpr std::pair<std::string_view, const char*> kExactFormats[] = {
+    {"ipv4", "^((25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])\\.){3}(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])$"},
+    {"date",
+     "^([0-9]{4}-(((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01]))|((0[469]|11)-(0[1-9]|[12][0-9]|30))|(02-(0[1-9]|1[0-9]|2[0-8])))"
+     "|([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)-02-29)$"},
+};
 constexpr const char* kIgnored[] = {"contains", "maxContains", "uniqueItems", "not", "if", "dependentRequired",
                                     "dependentSchemas"};
 constexpr const char* kDeciding[] = {"$ref", "const", "enum", "anyOf", "oneOf", "allOf"};
@@ -137,6 +144,7 @@ class Preparer {
     ReducePatterns(node);
     DI_RETURN_IF_ERROR(MergeAllOf(node, hops));
     ListIgnored(*node);
+    MakeFormatsExact(node);
     return Status::Ok();
   }
 
@@ -148,6 +156,18 @@ class Preparer {
         *pattern = std::move(reduced);
         is_changed_ = true;
       }
+    }
+  }
+
+  void MakeFormatsExact(Json* node) {
+    const auto format = node->find("format");
+    if (format == node->end() || node->contains("pattern") || node->value("type", Json()) != "string") return;
+    for (const auto& [name, pattern] : kExactFormats) {
+      if (!format->is_string() || format->get_ref<const std::string&>() != name) continue;
+      node->erase("format");
+      (*node)["pattern"] = pattern;
+      is_changed_ = true;
+      return;
     }
   }
 

@@ -57,6 +57,9 @@ auto Guarded(StatusCode code, F&& fn) -> Result<decltype(fn())> {
   } catch (...) {
     message = "unknown exception of the grammar library";
   }
+  if (message.rfind("Check failed: (", 0) == 0) {  // an expression of the library's source comes first
+    if (const size_t at = message.find(" is false: "); at != std::string::npos) message = message.substr(at + 11);
+  }
   while (!message.empty() && (message.back() == '\n' || message.back() == ' ')) message.pop_back();
   return Status(code, Escape(message, 500), code == StatusCode::kInvalidArgument ? "so_args.schema" : "");
 }
@@ -117,11 +120,12 @@ class XgCompiledGrammar : public CompiledGrammar {
  public:
   explicit XgCompiledGrammar(xgrammar::CompiledGrammar grammar)
       : grammar_(std::move(grammar)), bytes_(static_cast<int64_t>(grammar_.MemorySizeBytes())),
-        vocab_size_(grammar_.GetTokenizerInfo().GetVocabSize()), stop_ids_(grammar_.GetTokenizerInfo().GetStopTokenIds()) {}
+        vocab_size_(grammar_.GetTokenizerInfo().GetVocabSize()), stop_ids_(grammar_.GetTokenizerInfo().GetStopTokenIds()),
+        first_(grammar_) {}
 
   Result<std::unique_ptr<GrammarMatcher>> NewMatcher() const override {
     return Guarded(StatusCode::kInternal, [&]() -> std::unique_ptr<GrammarMatcher> {
-      return std::make_unique<XgMatcher>(xgrammar::GrammarMatcher(grammar_), vocab_size_);
+      return std::make_unique<XgMatcher>(first_.Fork(), vocab_size_);
     });
   }
   int64_t memory_bytes() const override { return bytes_; }
@@ -133,6 +137,7 @@ class XgCompiledGrammar : public CompiledGrammar {
   int64_t bytes_;
   int vocab_size_;
   std::vector<int32_t> stop_ids_;
+  xgrammar::GrammarMatcher first_;  // its start state is worked out here, not on the thread that wants a matcher
 };
 
 // The choices as an EBNF rule; every character is written by its code, so that none means anything.
@@ -211,7 +216,11 @@ class XgBackend : public GrammarBackend {
         return std::move(prepared.text);
       }
       case GrammarKind::kJsonObject: return std::string("{\"type\":\"object\"}");
-      case GrammarKind::kRegex: return ReduceNestedRepetition(spec.text);
+      case GrammarKind::kRegex:
+        if (std::string fault = FindRegexFault(spec.text); !fault.empty()) {
+          return InvalidArgument(std::move(fault), "so_args.schema");
+        }
+        return ReduceNestedRepetition(spec.text);
       case GrammarKind::kChoice: return ChoiceGrammar(spec.text);
       case GrammarKind::kEbnf:
       case GrammarKind::kLark:
