@@ -8,7 +8,6 @@
 
 #include <fmt/format.h>
 
-#include "core/log.h"
 
 namespace deepinfer::constrain {
 namespace {
@@ -86,7 +85,6 @@ Constraint::~Constraint() = default;
 void Constraint::Abort(std::string message) {
   if (is_aborted()) return;
   aborted_ = message.empty() ? std::string(kConstraintFailed) : std::move(message);
-  DI_LOG(warn, "structured output: grammar {:016x} ends after {} tokens: {}", GrammarHash(spec_), tokens_in_grammar_, aborted_);
 }
 
 Status Constraint::AbortedStatus() const { return Internal(aborted_); }

@@ -110,8 +110,9 @@ void GrammarMasks::Fail(int32_t slot, std::string message) {
   sequence.status = GrammarStatus::kDead;
   if (std::exchange(sequence.is_reported, true)) return;
   // The text of a grammar is the client's; its hash is enough to find it again.
-  DI_LOG(warn, "sequence {} ends, its structured output cannot go on: {} (grammar {:016x})", sequence.id, sequence.failure,
-         constrain::GrammarHash(sequence.grammar->spec));
+  DI_LOG(warn, "sequence {} ends, its structured output cannot go on behind {} tokens of grammar {:016x}: {}", sequence.id,
+         sequence.constraint != nullptr ? sequence.constraint->tokens_in_grammar() : 0, constrain::GrammarHash(sequence.grammar->spec),
+         sequence.failure);
 }
 
 // ---- mask threads ---------------------------------------------------------------------------------------------------------

@@ -36,6 +36,13 @@ def environment(**changes):
     return env
 
 
+def need_grammars():
+    """Skips a test in a build without the grammar library."""
+    probe = run("generate", "x", "--grammar-regex", os.devnull, "--max-tokens", "1")
+    if b"not in this build" in probe.stderr:
+        raise unittest.SkipTest("this build has no grammar library")
+
+
 def run(*args, stdin=b"", env=None, **kwargs):
     if isinstance(stdin, str):
         stdin = stdin.encode()
@@ -198,8 +205,25 @@ class Generate(CliTest):
     def test_prompt_longer_than_the_context(self):
         self.refused(run("generate", "--max-model-len", "16", stdin="word " * 100), 1, "16")
 
-    def test_grammar_is_refused(self):
-        self.refused(run("generate", "x", "--grammar-regex", "/dev/null"), 1, "--grammar-regex")
+    def test_grammars(self):
+        need_grammars()
+        with tempfile.TemporaryDirectory() as folder:
+            def path(text):
+                with open(os.path.join(folder, "grammar"), "w", encoding="utf-8") as file:
+                    file.write(text)
+                return file.name
+
+            result = run("generate", "The date is ", "--grammar-regex", path("[0-9]{4}-[0-9]{2}\n"), "--json", "--seed", "1")
+            answer = json.loads(result.stdout)
+            self.assertRegex(answer["text"].replace("<｜end▁of▁sentence｜>", ""), r"^[0-9]{4}-[0-9]{2}$")
+            self.assertEqual(answer["finish_reason"], "stop")
+            result = run("generate", "x", "--grammar-json-schema", path('{"enum":["red","green"]}'), "--json", "--seed", "1")
+            self.assertIn(json.loads(json.loads(result.stdout)["text"].replace("<｜end▁of▁sentence｜>", "")), ["red", "green"])
+            result = run("generate", "x", "--grammar-ebnf", path('root ::= "a" | "bc"'), "--json", "--chat", "--seed", "1")
+            self.assertIn(json.loads(result.stdout)["text"], ["a", "bc"])
+            self.refused(run("generate", "x", "--grammar-regex", path("(a")), 2, "position")
+            self.refused(run("generate", "x", "--grammar-regex", path("a"), "--grammar-ebnf", path("a")), 2, "--grammar-ebnf and --grammar-regex")
+            self.refused(run("generate", "x", "--grammar-regex", os.path.join(folder, "absent")), 3, "--grammar-regex", "absent")
 
     def test_interrupt(self):
         process = subprocess.Popen([PROGRAM, "generate", "The", "--ignore-eos", "--max-tokens", "100000"], stdout=subprocess.PIPE,
@@ -444,7 +468,7 @@ class Batch(CliTest):
     def test_bad_lines_fail_alone(self):
         lines = [self.chat("a"), "no json", {"custom_id": "b"}, self.completion("c", temperature=-1), self.completion("d", prompt=""),
                  {**self.chat("e"), "url": "/v1/embeddings"}, {**self.chat("f"), "method": "GET"}, self.chat("g", n=2),
-                 self.chat("h", "Answer in JSON", response_format={"type": "json_object"}), self.completion("i", prompt=[1] * 20000),
+                 self.completion("h", echo=True), self.completion("i", prompt=[1] * 20000),
                  self.completion("j", prompt=[99999]), self.chat("k", model="other"), "", "[1]", self.completion("l", prompt=7),
                  self.completion("m")]
         result = run("batch", self.write("in", *lines), self.path("out"))
@@ -460,6 +484,37 @@ class Batch(CliTest):
                 self.assertEqual(answer["error"]["code"], "invalid_request")
             elif answer["response"]["status_code"] != 200:
                 self.assertTrue(answer["response"]["body"]["error"]["message"])
+
+    def test_structured_outputs(self):
+        need_grammars()
+        schema = {"type": "object", "properties": {"city": {"enum": ["Rome", "Berne"]}, "big": {"type": "boolean"}}}
+        tools = [{"type": "function", "function": {"name": name, "parameters": schema, "strict": True}} for name in ("look", "write")]
+        named = {"type": "function", "function": {"name": "write"}}
+        response_format = {"type": "json_schema", "json_schema": {"name": "city", "strict": True, "schema": schema}}
+        lines = [self.chat("a", response_format=response_format), self.chat("b", response_format={"type": "regex", "regex": "[a-c]{4}"}),
+                 self.chat("c", tools=tools, tool_choice="required", parallel_tool_calls=False, max_tokens=200),
+                 self.chat("d", tools=tools, tool_choice=named, parallel_tool_calls=False, max_tokens=200),
+                 self.completion("e", so_args={"schema_type": "choice", "schema": ["yes", "no"]}),
+                 self.chat("f", response_format={"type": "regex", "regex": "(a"}),
+                 self.completion("g", so_args={"schema_type": "ebnf", "schema": "root ::= nothing"}),
+                 self.completion("h", so_args={"schema_type": "regex"}), self.completion("i", so_args={"schema_type": "poem", "schema": ""}),
+                 self.chat("j", tools=tools, tool_choice="required", thinking={"type": "enabled"}), self.chat("k")]
+        result = run("batch", self.write("in", *lines), self.path("out"))
+        self.assertEqual(result.returncode, 0, result.stderr)
+        answers = [json.loads(line)["response"] for line in self.read("out").splitlines()]
+        self.assertEqual([answer["status_code"] for answer in answers], [200] * 5 + [400] * 5 + [200])
+        choices = [answer["body"]["choices"][0] for answer in answers[:5]]
+        parsed = json.loads(choices[0]["message"]["content"])
+        self.assertEqual((set(parsed), parsed["city"] in ("Rome", "Berne"), type(parsed["big"])), ({"city", "big"}, True, bool))
+        self.assertRegex(choices[1]["message"]["content"], "^[a-c]{4}$")
+        for choice in choices[2:4]:
+            self.assertEqual(choice["finish_reason"], "tool_calls")
+            self.assertEqual(len(choice["message"]["tool_calls"]), 1)
+            arguments = json.loads(choice["message"]["tool_calls"][0]["function"]["arguments"])
+            self.assertEqual(set(arguments), {"city", "big"})
+        self.assertEqual(choices[3]["message"]["tool_calls"][0]["function"]["name"], "write")
+        self.assertIn(choices[4]["text"], ["yes", "no"])
+        self.assertEqual(answers[10]["body"]["choices"][0]["message"]["content"], "The capital of France is Paris.")
 
     def test_killed_run_goes_on(self):
         source = self.long_input(24)
@@ -584,6 +639,15 @@ class Bench(CliTest):
         with open(out, "w", encoding="utf-8") as file:
             file.write("{}\n")
         self.refused(run(*args), 2, "no record of a sweep")
+
+    def test_structured(self):
+        need_grammars()
+        plot = os.path.join(self.folder, "s.svg")
+        record = self.record("structured", *self.SMALL, "--batch", "2", "--plot", plot)
+        self.assertEqual((record["bench"], record["batch"], record["shape"]["requests"]), ("structured", 2, 2))
+        self.assertGreater(record["paired_ref"]["ratio_median"], 0)
+        self.assertGreater(record["decode_step_ms"]["median"], 0)
+        self.assertTrue(self.is_picture(plot))
 
     def test_timeline(self):
         plot, trace = os.path.join(self.folder, "t.svg"), os.path.join(self.folder, "t.json")

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import _thread
 import json
+import re
 import threading
 
 import pytest
@@ -289,3 +290,43 @@ def test_close_is_idempotent(source_dir):
     engine.close()
     with pytest.raises(RuntimeError, match="closed"):
         engine.generate("a")
+
+
+def _has_grammars(llm):
+    return llm.generate("a", SamplingParams(max_tokens=2, so_args={"schema_type": "regex", "schema": "b"})).text == "b"
+
+
+def test_structured_output(llm):
+    try:
+        if not _has_grammars(llm):
+            pytest.fail("a grammar is not kept")
+    except NotImplementedError:
+        pytest.skip("this build has no grammar library")
+    date = SamplingParams(max_tokens=30, seq_seed=1, skip_special_tokens=True, so_args={"schema_type": "regex", "schema": r"\d{4}-\d{2}"})
+    for output in llm.generate(["The date is ", "Hello"], date):
+        assert re.fullmatch(r"\d{4}-\d{2}", output.text), output.text
+    bad = llm.generate("a", SamplingParams(so_args={"schema_type": "regex", "schema": "("}))
+    assert bad.finish_reason == "xgrammar runtime errors or timeout" and bad.token_ids == [0] and bad.text == ""
+    unknown = llm.generate("a", SamplingParams(so_args={"schema_type": "poem", "schema": "("}))
+    assert unknown.finish_reason == "xgrammar runtime errors or timeout"
+
+    question = [{"role": "user", "content": "A city as json"}]
+    schema = {"type": "object", "properties": {"city": {"enum": ["Berne", "Rome"]}, "people": {"type": "integer", "maximum": 9, "minimum": 0}}}
+    params = SamplingParams(max_tokens=120, seq_seed=2)
+    answer = llm.chat(
+        question, params, thinking=False, response_format={"type": "json_schema", "json_schema": {"name": "c", "strict": True, "schema": schema}}
+    )
+    parsed = json.loads(answer.content)
+    assert parsed["city"] in ("Berne", "Rome") and 0 <= parsed["people"] <= 9
+    with pytest.raises(ValueError):
+        llm.chat(question, params, thinking=False, response_format={"type": "regex", "regex": "(a"})
+
+    tools = [{"type": "function", "function": {"name": name, "parameters": schema}} for name in ("look", "write")]
+    for choice in ("required", {"type": "function", "function": {"name": "write"}}):
+        answer = llm.chat(question, params, tools=tools, tool_choice=choice, thinking=False, parallel_tool_calls=False)
+        assert answer.finish_reason == "tool_calls" and len(answer.tool_calls) == 1
+        assert isinstance(choice, str) or answer.tool_calls[0]["function"]["name"] == "write"
+    with pytest.raises(ValueError, match="[Tt]hinking"):
+        llm.chat(question, params, tools=tools, tool_choice="required")
+    with pytest.raises(ValueError, match="tool_choice"):
+        llm.chat(question, params, tools=tools, tool_choice="write", thinking=False)

@@ -97,6 +97,21 @@ def test_from_dict():
         SamplingParams.from_dict({"topk": 3})
 
 
-def test_structured_output_is_refused_clearly():
-    with pytest.raises(NotImplementedError, match="so_args"):
-        SamplingParams(so_args={"type": "regex"})
+def test_structured_output_is_checked():
+    params = SamplingParams(so_args={"schema_type": "json", "schema": {"type": "object"}, "trigger_token_ids": [5], "bound_token_id": 6})
+    assert "so_args={'schema_type': 'json'" in repr(params)
+    SamplingParams(so_args={"schema_type": "json_object"})
+    SamplingParams(so_args={"schema_type": "choice", "schema": ["a", "b"]})
+    with pytest.raises(KeyError, match="schema"):
+        SamplingParams(so_args={"schema_type": "regex"})
+    with pytest.raises(TypeError, match="so_args"):
+        SamplingParams(so_args="a+")
+    for bad in ({"serialized": "x"}, {"bound_token_ids": [1]}, {"speed": 3}, {"strict": 1}, {"max_whitespace_cnt": 0}):
+        with pytest.raises(ValueError, match=next(iter(bad))):
+            SamplingParams(so_args={"schema_type": "regex", "schema": "a", **bad})
+    with pytest.raises(ValueError, match="schema"):
+        SamplingParams(so_args={"schema_type": "regex", "schema": 5})
+    # These end the request instead, as in 0.1.0.
+    SamplingParams(so_args={"schema_type": "poem", "schema": "a"})
+    SamplingParams(so_args={"schema_type": "regex", "schema": "a", "bound_token_id": 3})
+    SamplingParams(so_args={"schema_type": "regex", "schema": "a", "trigger_token_ids": [True]})
