@@ -13,6 +13,7 @@ namespace {
 
 // From here on one thread is not enough.
 constexpr size_t kSequencesPerThread = 16;
+constexpr uint32_t kLaunchesPerSweep = 256;
 
 }  // namespace
 
@@ -33,11 +34,24 @@ GrammarMasks::~GrammarMasks() {
 
 // ---- compute thread -------------------------------------------------------------------------------------------------------
 
-void GrammarMasks::Start(int32_t slot, std::shared_ptr<const RequestGrammar> grammar, uint64_t sequence_id,
+int GrammarMasks::num_sequences() const {
+  return static_cast<int>(std::count_if(slots_.begin(), slots_.end(), [](const auto& sequence) { return sequence != nullptr; }));
+}
+
+// Nobody tells when a sequence ends; without this its grammar would stay in memory until the slot is used again.
+void GrammarMasks::DropEnded() {
+  for (std::shared_ptr<Sequence>& sequence : slots_) {
+    if (sequence != nullptr && sequence->request.expired()) sequence = nullptr;
+  }
+}
+
+void GrammarMasks::Start(int32_t slot, const std::shared_ptr<const RequestGrammar>& grammar, uint64_t sequence_id,
                          std::span<const int32_t> outputs) {
   auto sequence = std::make_shared<Sequence>();
   const size_t num_rows = static_cast<size_t>(options_.num_drafts) + 1;
-  sequence->grammar = std::move(grammar);
+  sequence->request = grammar;
+  sequence->spec = grammar->spec;
+  sequence->compiled = grammar->compiled;
   sequence->id = sequence_id;
   sequence->replay.assign(outputs.begin(), outputs.end());
   sequence->tokens.reserve(num_rows);
@@ -59,6 +73,7 @@ void GrammarMasks::Continue(int32_t slot, std::span<const int32_t> tokens, std::
 }
 
 void GrammarMasks::Launch() {
+  if (++num_launches_ % kLaunchesPerSweep == 0 && !threads_.empty()) DropEnded();
   if (collected_.empty()) return;
   const size_t most = std::clamp<size_t>(std::thread::hardware_concurrency() / 2, 1, static_cast<size_t>(std::max(options_.max_threads, 1)));
   const size_t wanted = std::min(most, collected_.size() / (kSequencesPerThread + 1) + 1);
@@ -111,7 +126,7 @@ void GrammarMasks::Fail(int32_t slot, std::string message) {
   if (std::exchange(sequence.is_reported, true)) return;
   // The text of a grammar is the client's; its hash is enough to find it again.
   DI_LOG(warn, "sequence {} ends, its structured output cannot go on behind {} tokens of grammar {:016x}: {}", sequence.id,
-         sequence.constraint != nullptr ? sequence.constraint->tokens_in_grammar() : 0, constrain::GrammarHash(sequence.grammar->spec),
+         sequence.constraint != nullptr ? sequence.constraint->tokens_in_grammar() : 0, constrain::GrammarHash(sequence.spec),
          sequence.failure);
 }
 
@@ -168,7 +183,7 @@ Status GrammarMasks::Advance(Sequence& sequence) const {
     options.step_budget_ns = options_.step_budget_ns;
     options.total_budget_ns = options_.total_budget_ns;
     if (options_.clock != nullptr) options.clock = options_.clock;
-    sequence.constraint = std::make_unique<constrain::Constraint>(sequence.grammar->spec, sequence.grammar->compiled, options);
+    sequence.constraint = std::make_unique<constrain::Constraint>(sequence.spec, sequence.compiled, options);
     DI_RETURN_IF_ERROR(sequence.constraint->Replay(sequence.replay));
     sequence.replay = {};
   }

@@ -50,9 +50,10 @@ class GrammarMasks {
 
   // The slot gets another sequence.
   void Begin(int32_t slot) { slots_[static_cast<size_t>(slot)] = nullptr; }
+  int num_sequences() const;
   bool has(int32_t slot) const { return slots_[static_cast<size_t>(slot)] != nullptr; }
   // The slot's sequence is about to sample for the first time here; `outputs`: what it emitted elsewhere (preemption).
-  void Start(int32_t slot, std::shared_ptr<const RequestGrammar> grammar, uint64_t sequence_id, std::span<const int32_t> outputs);
+  void Start(int32_t slot, const std::shared_ptr<const RequestGrammar>& grammar, uint64_t sequence_id, std::span<const int32_t> outputs);
   // A step emitted `tokens`; the next one verifies the first ones of `drafts` (-1: none from there on), or none.
   void Continue(int32_t slot, std::span<const int32_t> tokens, std::span<const int32_t> drafts);
   // Hands out what Start and Continue have collected.
@@ -78,7 +79,9 @@ class GrammarMasks {
 
  private:
   struct Sequence {
-    std::shared_ptr<const RequestGrammar> grammar;
+    std::weak_ptr<const RequestGrammar> request;  // gone: the request has ended and nobody holds it
+    constrain::GrammarSpec spec;
+    std::shared_ptr<const constrain::CompiledGrammar> compiled;
     uint64_t id = 0;
     std::unique_ptr<constrain::Constraint> constraint;
     std::vector<int32_t> replay;  // to accept before anything else
@@ -93,6 +96,7 @@ class GrammarMasks {
   };
 
   const Sequence& At(int32_t slot) const { return *slots_[static_cast<size_t>(slot)]; }
+  void DropEnded();
   void Compute(Sequence& sequence) const;
   Status Advance(Sequence& sequence) const;
   Status FillRow(Sequence& sequence, int row) const;
@@ -105,6 +109,7 @@ class GrammarMasks {
   const GrammarMaskOptions options_;
   std::vector<std::shared_ptr<Sequence>> slots_;
   std::vector<std::shared_ptr<Sequence>> collected_;
+  uint32_t num_launches_ = 0;
   bool is_running_ = false;  // something was launched and not waited for
 
   std::mutex mutex_;
