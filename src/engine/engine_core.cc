@@ -213,6 +213,9 @@ Result<std::shared_ptr<RequestHandle>> EngineCore::Submit(EngineRequest request,
         waker->core->inbox_changed_.notify_one();
       });
     }
+    r.grammar->hash = constrain::GrammarHash(r.grammar->spec);
+    r.grammar->spec.text = {};
+    r.params.so_args->schema = {};
   }
   {
     std::lock_guard lock(inbox_mutex_);

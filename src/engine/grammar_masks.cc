@@ -50,6 +50,7 @@ void GrammarMasks::Start(int32_t slot, const std::shared_ptr<const RequestGramma
   auto sequence = std::make_shared<Sequence>();
   const size_t num_rows = static_cast<size_t>(options_.num_drafts) + 1;
   sequence->request = grammar;
+  sequence->hash = grammar->hash;
   sequence->spec = grammar->spec;
   sequence->compiled = grammar->compiled;
   sequence->id = sequence_id;
@@ -126,7 +127,7 @@ void GrammarMasks::Fail(int32_t slot, std::string message) {
   if (std::exchange(sequence.is_reported, true)) return;
   // The text of a grammar is the client's; its hash is enough to find it again.
   DI_LOG(warn, "sequence {} ends, its structured output cannot go on behind {} tokens of grammar {:016x}: {}", sequence.id,
-         sequence.constraint != nullptr ? sequence.constraint->tokens_in_grammar() : 0, constrain::GrammarHash(sequence.spec),
+         sequence.constraint != nullptr ? sequence.constraint->tokens_in_grammar() : 0, sequence.hash,
          sequence.failure);
 }
 

@@ -24,7 +24,8 @@ namespace deepinfer::engine {
 
 // The grammar of a request, shared by its samples; complete before the request is scheduled.
 struct RequestGrammar {
-  constrain::GrammarSpec spec;
+  constrain::GrammarSpec spec;  // its text is gone: it may be long, and `compiled` is made of it
+  uint64_t hash = 0;            // of the text and its options, for the log
   std::shared_ptr<const constrain::CompiledGrammar> compiled;
 };
 
@@ -80,6 +81,7 @@ class GrammarMasks {
  private:
   struct Sequence {
     std::weak_ptr<const RequestGrammar> request;  // gone: the request has ended and nobody holds it
+    uint64_t hash = 0;
     constrain::GrammarSpec spec;
     std::shared_ptr<const constrain::CompiledGrammar> compiled;
     uint64_t id = 0;
