@@ -54,7 +54,8 @@ TEST(AnswerGrammar, StartsBehindTheThinking) {
 }
 
 TEST(AnswerGrammar, Case12CompilesTheClosedSchema) {
-  for (const Json& item : ReadCase("12-json-schema-output.json")["items"]) {
+  const Json test_case = ReadCase("12-json-schema-output.json");
+  for (const Json& item : test_case["items"]) {
     if (!item.contains("expect_constraint")) continue;
     const auto spec = AnswerGrammar(Convert(item["request"]), kEndThink).value();
     ASSERT_TRUE(spec.has_value());
