@@ -44,9 +44,9 @@ constexpr Grammar kGrammars[] = {
     {"choice", R"(["The capital of France is Paris.","The capital of Italy is Rome.","nothing"])"},
 };
 
-std::vector<EngineRequest> Requests() {
+std::vector<EngineRequest> Requests(std::vector<const char*> prompts) {
   std::vector<EngineRequest> requests;
-  for (const char* prompt : {"The capital of France is", "def f(x):", "Once upon a time"}) {
+  for (const char* prompt : prompts) {
     for (const Grammar& grammar : kGrammars) {
       EngineRequest& request = requests.emplace_back();
       request.prompt_ids = Words().EncodeFull(prompt);
@@ -80,7 +80,7 @@ Outcome RunAll(model::Model& model, EngineCoreOptions options, const std::vector
 TEST(S9, GreedyTokensDoNotDependOnDraftsOrSteps) {
   if (!constrain::HasXgrammar()) GTEST_SKIP() << "this build has no grammar library";
   const auto model = LoadDemo({.keep = kDemoKeep, .num_threads = 2, .with_draft = true});
-  const std::vector<EngineRequest> requests = Requests();
+  const std::vector<EngineRequest> requests = Requests({"The capital of France is", "def f(x):"});
   EngineCoreOptions options = RealModelOptions(kDemoKeep);
   options.is_async = false;
   const Outcome plain = RunAll(*model, options, requests);
@@ -97,7 +97,7 @@ TEST(S9, GreedyTokensDoNotDependOnDraftsOrSteps) {
     for (const int32_t id : answer.ids) EXPECT_TRUE(matcher->Accept(id).value()) << "request " << i;
     EXPECT_EQ(matcher->IsTerminated(), answer.reason == FinishReason::kStop);
   }
-  for (const int num_drafts : {0, 1, 5}) {
+  for (const int num_drafts : {0, 5}) {
     for (const bool is_async : {false, true}) {
       options.scheduler.num_drafts = num_drafts;
       options.is_async = is_async;
@@ -112,20 +112,20 @@ TEST(S9, GreedyTokensDoNotDependOnDraftsOrSteps) {
 TEST(S10, PreemptionChangesNothing) {
   if (!constrain::HasXgrammar()) GTEST_SKIP() << "this build has no grammar library";
   const auto model = LoadDemo({.keep = kDemoKeep, .num_threads = 2, .with_draft = true});
-  std::vector<EngineRequest> requests = Requests();
+  std::vector<EngineRequest> requests = Requests({"Once upon a time"});
   for (EngineRequest& request : requests) {
     // Every answer crosses the border of a block.
     const std::vector<int32_t> start = request.prompt_ids;
     while (request.prompt_ids.size() < 110) request.prompt_ids.insert(request.prompt_ids.end(), start.begin(), start.end());
     request.prompt_ids.resize(110);
-    request.params.max_tokens = 50;
+    request.params.max_tokens = 30;
     request.params.ignore_eos = true;
   }
   EngineCoreOptions options = RealModelOptions(kDemoKeep);
   const Outcome plain = RunAll(*model, options, requests);
   for (const int num_drafts : {0, 5}) {
     options.scheduler.num_drafts = num_drafts;
-    options.scheduler.num_blocks = 8;
+    options.scheduler.num_blocks = 6;
     const Outcome run = RunAll(*model, options, requests);
     EXPECT_GT(run.stats.stats.num_preempted, 0);
     for (size_t i = 0; i < requests.size(); ++i)
