@@ -467,6 +467,12 @@ void BindParams(nb::module_& m) {
       .def_rw("kv_replay_tokens", &EngineOptions::kv_replay_tokens)
       .def_rw("batch_invariant", &EngineOptions::batch_invariant)
       .def_rw("deterministic", &EngineOptions::deterministic)
+      .def_rw("num_drafts", &EngineOptions::num_drafts)
+      .def_rw("varlen_verify", &EngineOptions::varlen_verify)
+      .def_rw("spec_verify", &EngineOptions::spec_verify)
+      .def_rw("confidence_temperature", &EngineOptions::confidence_temperature)
+      .def_rw("decode_perf_cache_dir", &EngineOptions::decode_perf_cache_dir)
+      .def_rw("decode_perf_cache_ttl_sec", &EngineOptions::decode_perf_cache_ttl_sec)
       .def_rw("logging_interval_step", &EngineOptions::logging_interval_step)
       .def_rw("disable_log_stats", &EngineOptions::disable_log_stats)
       .def_static("from_environment", [] { return Take(EngineOptions::FromEnvironment()); });

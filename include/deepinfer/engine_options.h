@@ -69,6 +69,13 @@ struct EngineOptions {
   int64_t xgrammar_cache_limit_bytes = int64_t{1} << 30;  // of compiled grammars that are kept; <= 0: no limit
   bool xgrammar_disable_cache = false;
   int so_builder_cpus = 4;       // threads that compile, once a request needs one
+  // --- Drafts (specification, engine 12) ---
+  int num_drafts = 0;                   // verified per step; 0 = none, -1 = what the draft head was trained for, 5 at most
+  bool varlen_verify = false;           // as many as pay, by confidence and measured cost
+  std::string spec_verify = "reject";   // of requests without a seed: reject keeps the distribution, exact every token
+  std::string confidence_temperature = "1.0";  // of the draft head: one number, or one per draft
+  std::string decode_perf_cache_dir;    // where the measured cost of steps is kept; empty = nowhere
+  int64_t decode_perf_cache_ttl_sec = 3600;
 
   int64_t logging_interval_step = 100;  // steps between statistics lines; 0 = none
   bool disable_log_stats = false;

@@ -24,6 +24,8 @@ _INT_RANGES: dict[str, tuple[int, int]] = {
     "max_model_len": (1, 2**31 - 1),
     "max_num_batched_tokens": (128, 2**31 - 1),
     "max_num_seqs": (1, 8192),
+    "num_drafts": (-1, 42),
+    "decode_perf_cache_ttl_sec": (0, 2**31 - 1),
     "lookahead_tokens": (0, 2**31 - 1),
     "num_threads": (0, 4096),
     "num_kv_blocks": (0, 2**31 - 1),
@@ -42,8 +44,9 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "logprobs_mode": ("processed", "raw"),
     "cache_mode": ("replay", "exact", "off"),
     "decoder_replay": ("auto", "off", "mask", "compact"),
+    "spec_verify": ("reject", "exact"),
 }
-_TEXTS = ("device", "numerics", "cpu_isa", "cache_salt", "decode_token_blacklist")
+_TEXTS = ("device", "numerics", "cpu_isa", "cache_salt", "decode_token_blacklist", "confidence_temperature", "decode_perf_cache_dir")
 _BOOLS = (
     "chunked_prefill",
     "stop_preempted_request",
@@ -51,6 +54,7 @@ _BOOLS = (
     "kv_persist_swa",
     "batch_invariant",
     "deterministic",
+    "varlen_verify",
     "compute_sum_smaller_probs",
     "disable_log_stats",
 )
@@ -87,6 +91,11 @@ class EngineArgs:
         cache_salt: share them among requests of the same salt only.
         kv_state_every_blocks, kv_persist_swa, kv_replay_tokens: details of the two modes.
         batch_invariant, deterministic: no approximate cache hits.
+        num_drafts: drafts verified per step; 0 (the default) = none, -1 = what the draft head was trained for.
+        varlen_verify: as many of them as pay, by confidence and measured cost.
+        spec_verify: of requests without a seed: "reject" keeps the distribution, "exact" every token.
+        confidence_temperature: of the draft head, "1.0" or one number per draft.
+        decode_perf_cache_dir, decode_perf_cache_ttl_sec: where the measured cost of steps is kept, and how long.
         num_kv_blocks, num_state_slots_ratio: sizes of the caches.
         zero_overhead_scheduling: plan a step while the one before runs.
         max_decode_gap_ms, decode_steps_per_prefill, prefill_attempt_interval, prefill_any_attempt_interval,
@@ -135,6 +144,12 @@ class EngineArgs:
     kv_replay_tokens: int | None = None
     batch_invariant: bool | None = None
     deterministic: bool | None = None
+    num_drafts: int | None = None
+    varlen_verify: bool | None = None
+    spec_verify: str | None = None
+    confidence_temperature: str | None = None
+    decode_perf_cache_dir: str | None = None
+    decode_perf_cache_ttl_sec: int | None = None
     num_kv_blocks: int | None = None
     num_state_slots_ratio: float | None = None
     zero_overhead_scheduling: bool | None = None

@@ -14,6 +14,7 @@ namespace deepinfer::cli {
 std::span<const Command> Commands();
 
 Command BatchCommand();
+Command BenchDraftsCommand();
 Command BenchLatencyCommand();
 Command BenchStepsCommand();
 Command BenchSweepCommand();
@@ -29,6 +30,7 @@ Command DebugParseStreamCommand();
 Command DebugRenderCommand();
 Command DebugTokenizeCommand();
 Command DoctorCommand();
+Command EvalDraftsCommand();
 Command EvalGreedyCommand();
 Command EvalNllCommand();
 Command EvalReplayCommand();

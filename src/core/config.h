@@ -89,6 +89,12 @@ struct EngineConfig {
   bool compute_sum_smaller_probs = false;
   std::string logprobs_mode = "processed";  // processed, raw
   int64_t logging_interval_step = 100;
+  std::optional<int64_t> num_drafts;
+  std::optional<bool> varlen_verify;
+  std::string spec_verify = "reject";
+  std::string dflash_confidence_head_temperature = "1.0";
+  std::string decode_perf_cache_dir;
+  int64_t decode_perf_cache_ttl_sec = 3600;
 };
 
 // Compiling the grammars of structured outputs.
@@ -110,15 +116,9 @@ struct ProfileConfig {
 // are in core/option_table_accepted.cc.
 struct AcceptedConfig {
   // Speculation.
-  std::optional<int64_t> num_drafts;
-  bool varlen_verify = false;
-  std::string spec_verify = "reject";
   int64_t max_backtracking_tokens = 6;
-  std::string dflash_confidence_head_temperature = "1.0";
   bool dflash_enforce_eager = false;
   int64_t dflash_cudagraph_batch_size_interval = 8;
-  std::string decode_perf_cache_dir;
-  int64_t decode_perf_cache_ttl_sec = 3600;
   // Graph capture, device memory, sampling on the device.
   int64_t sampler_force_topk = 0;
   bool enforce_eager = false;

@@ -433,18 +433,8 @@ void ValidateEngine(const EngineConfig& engine, const OptionSources& sources, st
     problems.push_back(fmt::format("{} is {} but must be even", sources.Shown("kv-replay-tokens"), engine.kv_replay_tokens));
   if (engine.cache_salt.size() > 128)
     problems.push_back(fmt::format("{} has {} bytes but may have at most 128", sources.Shown("cache-salt"), engine.cache_salt.size()));
-}
-
-// Rules of the settings without effect: their mistakes are found all the same.
-void ValidateAccepted(const AcceptedConfig& config, const OptionSources& sources, std::vector<std::string>& problems) {
-  if (config.force_imbalance_ratio != 0 && config.force_imbalance_ratio < 1)
-    problems.push_back(fmt::format("{} is {} but must be 0 (off) or at least 1", sources.Shown("force-imbalance-ratio"), config.force_imbalance_ratio));
-  const int64_t interval = config.expert_rearrangement_step_interval;
-  if (interval > 0 && (config.expert_count_window_size < 1 || config.expert_count_window_size > interval))
-    problems.push_back(fmt::format("{} is {} but must be in 1..{}, the interval of rearrangements", sources.Shown("expert-count-window-size"),
-                                   config.expert_count_window_size, interval));
   // One temperature, or one per draft.
-  std::string_view rest = config.dflash_confidence_head_temperature;
+  std::string_view rest = engine.dflash_confidence_head_temperature;
   int64_t count = 0;
   bool is_valid = true;
   for (;;) {
@@ -460,10 +450,20 @@ void ValidateAccepted(const AcceptedConfig& config, const OptionSources& sources
   const std::string shown = sources.Shown("dflash-confidence-head-temperature");
   if (!is_valid) {
     problems.push_back(fmt::format("{} is \"{}\" but must be a number or numbers separated by commas", shown,
-                                   Escape(config.dflash_confidence_head_temperature, 64)));
-  } else if (count > 1 && config.num_drafts && count != *config.num_drafts) {
-    problems.push_back(fmt::format("{} has {} numbers but there are {} drafts; give one number or one per draft", shown, count, *config.num_drafts));
+                                   Escape(engine.dflash_confidence_head_temperature, 64)));
+  } else if (count > 1 && engine.num_drafts && count != *engine.num_drafts) {
+    problems.push_back(fmt::format("{} has {} numbers but there are {} drafts; give one number or one per draft", shown, count, *engine.num_drafts));
   }
+}
+
+// Rules of the settings without effect: their mistakes are found all the same.
+void ValidateAccepted(const AcceptedConfig& config, const OptionSources& sources, std::vector<std::string>& problems) {
+  if (config.force_imbalance_ratio != 0 && config.force_imbalance_ratio < 1)
+    problems.push_back(fmt::format("{} is {} but must be 0 (off) or at least 1", sources.Shown("force-imbalance-ratio"), config.force_imbalance_ratio));
+  const int64_t interval = config.expert_rearrangement_step_interval;
+  if (interval > 0 && (config.expert_count_window_size < 1 || config.expert_count_window_size > interval))
+    problems.push_back(fmt::format("{} is {} but must be in 1..{}, the interval of rearrangements", sources.Shown("expert-count-window-size"),
+                                   config.expert_count_window_size, interval));
 }
 
 }  // namespace

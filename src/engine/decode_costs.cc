@@ -19,6 +19,8 @@ namespace deepinfer::engine {
 namespace {
 
 constexpr size_t kMaxPoints = 8;
+// Larger steps follow the last line of the curve.
+constexpr int64_t kMostMeasured = 384;
 constexpr int kTimedRuns = 5;
 constexpr int64_t kMaxCurveBytes = 1 << 16;
 constexpr int64_t kKeepExpired = 7200;
@@ -93,6 +95,7 @@ CostCurve ParseCurve(const std::string& path) {
 }  // namespace
 
 std::vector<int64_t> MeasuredSizes(int64_t most) {
+  most = std::min(most, kMostMeasured);
   std::vector<int64_t> sizes;
   for (int64_t size = 1; size < most; size *= 2) sizes.push_back(size);
   sizes.push_back(most);
@@ -142,6 +145,8 @@ Result<CostCurves> MeasureCosts(StepModel& model, const MeasureCostsOptions& opt
   std::vector<std::pair<int64_t, double>> points;
   const std::vector<int64_t> sizes = MeasuredSizes(num_seqs * rows_per_seq);
   for (size_t i = sizes.size(); i-- > 0;) {
+    // A model whose single step takes that long is not measured further: running steps correct the curve.
+    if (!points.empty() && clock.NowSeconds() - begin_s > 0.7 * options.max_seconds) break;
     const int64_t size = sizes[i], count = std::max<int64_t>(std::min(num_seqs, size), 1);
     prepare(size, count);
     const double share = 0.7 * static_cast<double>(sizes.size() - i) / static_cast<double>(sizes.size());
@@ -160,6 +165,7 @@ Result<CostCurves> MeasureCosts(StepModel& model, const MeasureCostsOptions& opt
   std::vector<float> confidences(tokens.size());
   const std::vector<int64_t> counts = MeasuredSizes(num_seqs);
   for (size_t i = counts.size(); i-- > 0;) {
+    if (!points.empty() && clock.NowSeconds() - begin_s > options.max_seconds) break;
     const int64_t count = counts[i];
     prepare(count, count);
     DI_RETURN_IF_ERROR(model.Forward(chunks).status());

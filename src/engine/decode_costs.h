@@ -30,7 +30,7 @@ struct CostCurves {
 };
 
 // Runs decode steps and draft passes of at most 8 sizes each on slots and blocks that nobody uses yet; their content is void
-// afterwards. Within max_seconds as far as one run of each size allows.
+// afterwards. Stops after max_seconds with the sizes it has, one at least.
 Result<CostCurves> MeasureCosts(StepModel& model, const MeasureCostsOptions& options);
 
 // One curve in a folder of curves. Files are named <key>.<unique>.<unix seconds>; whatever else lies in the folder is left
@@ -51,7 +51,7 @@ class CostCache {
   int64_t ttl_s_;
 };
 
-// Sizes that MeasureCosts runs: ascending, at most 8, the last is `most`.
+// Sizes that MeasureCosts runs: ascending, at most 8, the last is `most` or what is measured at most.
 std::vector<int64_t> MeasuredSizes(int64_t most);
 
 }  // namespace deepinfer::engine

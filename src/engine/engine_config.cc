@@ -2,6 +2,9 @@
 #include "engine/engine_config.h"
 
 #include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <string_view>
 
 #include <fmt/format.h>
 
@@ -39,7 +42,7 @@ void ApplyConfig(const Config& config, Defaults defaults, EngineOptions& options
 
   const EngineConfig& engine = config.engine;
   options.max_num_seqs = static_cast<int>(engine.max_num_seqs);
-  options.max_num_batched_tokens = engine.max_num_batched_tokens.value_or(is_production ? std::max(kProductionBatchedTokens, engine.max_num_seqs) : 0);
+  options.max_num_batched_tokens = engine.max_num_batched_tokens.value_or(is_production ? std::max(kProductionBatchedTokens, engine.max_num_seqs * 6) : 0);
   options.chunked_prefill = engine.chunked_prefill.value_or(is_production);
   options.lookahead_tokens = engine.lookahead_tokens;
   options.stop_preempted_request = engine.stop_preempted_request.value_or(!is_production);
@@ -63,6 +66,12 @@ void ApplyConfig(const Config& config, Defaults defaults, EngineOptions& options
   options.compute_sum_smaller_probs = engine.compute_sum_smaller_probs;
   options.raw_logprobs = engine.logprobs_mode == "raw";
   options.logging_interval_step = engine.logging_interval_step;
+  options.num_drafts = static_cast<int>(engine.num_drafts.value_or(is_production ? -1 : 0));
+  options.varlen_verify = engine.varlen_verify.value_or(is_production);
+  options.spec_verify = engine.spec_verify;
+  options.confidence_temperature = engine.dflash_confidence_head_temperature;
+  options.decode_perf_cache_dir = engine.decode_perf_cache_dir;
+  options.decode_perf_cache_ttl_sec = engine.decode_perf_cache_ttl_sec;
 
   const GrammarConfig& grammar = config.grammar;
   options.xgrammar_timeout = static_cast<double>(grammar.xgrammar_timeout);
@@ -89,6 +98,41 @@ Result<CacheMode> ParseCacheMode(const std::string& name) {
   if (name == "replay") return CacheMode::kReplay;
   if (name == "exact") return CacheMode::kExact;
   return InvalidArgument(fmt::format("cache_mode is \"{}\" but must be replay, exact or off", Escape(name)), "cache_mode");
+}
+
+Result<int> NumDrafts(const EngineOptions& options, int draft_block) {
+  constexpr int kMostByDefault = 5;
+  if (options.num_drafts < 0) return std::min(kMostByDefault, draft_block);
+  if (options.num_drafts > draft_block)
+    return InvalidArgument(draft_block == 0 ? fmt::format("num_drafts is {} but this checkpoint has no draft head; use 0", options.num_drafts)
+                                            : fmt::format("num_drafts is {} but the draft head of this checkpoint makes {} at most",
+                                                          options.num_drafts, draft_block),
+                           "num_drafts");
+  return options.num_drafts;
+}
+
+Result<std::vector<float>> ParseConfidenceTemperatures(const std::string& text, int num_drafts) {
+  std::vector<float> values;
+  std::string_view rest = text;
+  for (;;) {
+    const size_t comma = rest.find(',');
+    std::string_view item = rest.substr(0, comma);
+    while (item.starts_with(' ')) item.remove_prefix(1);
+    while (item.ends_with(' ')) item.remove_suffix(1);
+    float value = 0;
+    const auto [stop, error] = std::from_chars(item.data(), item.data() + item.size(), value);
+    if (error != std::errc() || stop != item.data() + item.size() || !std::isfinite(value))
+      return InvalidArgument(fmt::format("confidence_temperature is \"{}\" but must be a number or numbers separated by commas", Escape(text, 64)),
+                             "confidence_temperature");
+    values.push_back(value);
+    if (comma == std::string_view::npos) break;
+    rest.remove_prefix(comma + 1);
+  }
+  if (values.size() > 1 && values.size() != static_cast<size_t>(num_drafts))
+    return InvalidArgument(fmt::format("confidence_temperature has {} numbers but there are {} drafts; give one number or one per draft",
+                                       values.size(), num_drafts),
+                           "confidence_temperature");
+  return values;
 }
 
 Result<EngineLimits> DeriveLimits(const EngineOptions& options, int64_t longest_model_len, int num_drafts) {
@@ -119,7 +163,8 @@ Result<EngineLimits> DeriveLimits(const EngineOptions& options, int64_t longest_
 }
 
 Result<SchedulerOptions> MakeSchedulerOptions(const EngineOptions& options, const ModelFacts& model) {
-  DI_ASSIGN_OR_RETURN(const EngineLimits limits, DeriveLimits(options, model.max_model_len, 0));
+  DI_ASSIGN_OR_RETURN(const int num_drafts, NumDrafts(options, model.draft_block));
+  DI_ASSIGN_OR_RETURN(const EngineLimits limits, DeriveLimits(options, model.max_model_len, num_drafts));
   DI_RETURN_IF_ERROR(AtLeast("lookahead_tokens", options.lookahead_tokens, 0));
   DI_RETURN_IF_ERROR(AtLeast("decode_steps_per_prefill", options.decode_steps_per_prefill, 0));
   DI_RETURN_IF_ERROR(AtLeast("prefill_attempt_interval", options.prefill_attempt_interval.value_or(1), 1));
@@ -130,6 +175,8 @@ Result<SchedulerOptions> MakeSchedulerOptions(const EngineOptions& options, cons
     return InvalidArgument(fmt::format("num_state_slots_ratio is {} but must be from 1 to 16", options.num_state_slots_ratio),
                            "num_state_slots_ratio");
   SchedulerOptions s;
+  s.num_drafts = num_drafts;
+  s.varlen_verify = options.varlen_verify;
   s.max_model_len = limits.max_model_len;
   s.max_num_batched_tokens = limits.max_num_batched_tokens;
   s.max_num_seqs = options.max_num_seqs;

@@ -5,6 +5,8 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include "constrain/compile_service.h"
 #include "core/config.h"
@@ -20,6 +22,11 @@ enum class Defaults { kReference, kProduction };
 
 // Sets what `config` says; what it leaves unset becomes the default of `defaults`. The model's name is not touched.
 void ApplyConfig(const Config& config, Defaults defaults, EngineOptions& options);
+
+// Drafts per step; `draft_block`: what the checkpoint's draft head makes, 0 = it has none. Errors name num_drafts.
+Result<int> NumDrafts(const EngineOptions& options, int draft_block);
+// "1.0" or "1,0.9,0.8": one number, or one for each draft.
+Result<std::vector<float>> ParseConfidenceTemperatures(const std::string& text, int num_drafts);
 
 struct EngineLimits {
   int64_t max_model_len = 0;
@@ -42,6 +49,7 @@ struct ModelFacts {
   int64_t window = 128;
   int64_t decoder_keep = 0;
   int vocab_size = 0;
+  int draft_block = 0;  // tokens that the draft head makes; 0 = there is none
 };
 
 // Everything but the sizes that depend on memory: num_blocks and the number of STATE records.

@@ -73,6 +73,7 @@ EngineCore::EngineCore(StepModel& model, EngineCoreOptions options)
       executor_(model_, sampler_, options_.scheduler.num_state_slots(), clock_,
                 {options_.scheduler.num_drafts, options_.confidence_temperatures}),
       scheduler_(options_.scheduler, clock_) {
+  scheduler_.SetDecodeCosts(std::move(options_.decode_costs));
   if (options_.logging_interval_steps > 0 || options_.stats.registry != nullptr)
     stats_ = std::make_unique<EngineStats>(options_.logging_interval_steps, options_.stats, options_.scheduler);
   waker_->core = this;
@@ -116,6 +117,17 @@ void EngineCore::Drain() {
 void EngineCore::WaitIdle() {
   std::unique_lock lock(inbox_mutex_);
   drained_.wait(lock, [&] { return num_live_ == 0 && is_idle_; });
+}
+
+void EngineCore::SetDrafting(int num_drafts, bool varlen_verify) {
+  WaitIdle();
+  Command command;
+  command.drafting = {std::clamp(num_drafts, 0, options_.scheduler.num_drafts), varlen_verify};
+  {
+    std::lock_guard lock(inbox_mutex_);
+    inbox_.push_back(std::move(command));
+  }
+  inbox_changed_.notify_one();
 }
 
 EngineCore::Snapshot EngineCore::Stats() {
@@ -260,6 +272,10 @@ void EngineCore::TakeCommands(bool wait) {
     has_grammar_ = false;
   }
   for (Command& command : taken_) {
+    if (command.drafting) {
+      scheduler_.SetDrafting(command.drafting->first, command.drafting->second);
+      continue;
+    }
     if (command.add == nullptr) {
       AbortNow(command.abort_id, command.reason);
       continue;
@@ -525,6 +541,7 @@ void EngineCore::Dispatch(Flight* flight) {
       if (event.token >= 0 && flight != nullptr) {
         out.token = std::move(flight->result.OutputOf(event.row, event.token_in_row));
         DI_CHECK(out.token.token_id == event.token) << "token of row " << event.row;
+        out.begins_step = event.token_in_row == 0;
         out.cached_tokens = event.cached_tokens;
         if (event.cached_tokens >= 0 && out.sample == 0) out.prompt_logprobs = std::move(handle.prompt_logprobs_);
       }

@@ -46,6 +46,7 @@ struct EngineCoreOptions {
   int32_t end_token_id = -1;       // end of sentence: what first_n_token_no_eos bans
   BatchSampler::Options sampling;  // its num_drafts is the scheduler's
   std::shared_ptr<constrain::CompileService> grammars;  // of so_args; null: requests that have them are refused
+  DecodeCostModel decode_costs;    // for scheduler.varlen_verify; without a curve all drafts are verified
   std::vector<float> confidence_temperatures;  // of the draft head: none, one, or one for each draft
   const Clock* clock = &Clock::Steady();
   // Called by the scheduler thread after each step. Null: not measured.
@@ -70,6 +71,7 @@ struct CoreOutput {
   int sample = 0;  // of params.n
   TokenOutput token;  // token_id -1: none, the request ended without one
   bool is_stop_token = false;
+  bool begins_step = false;  // the first token of the step that it comes from
   FinishReason finish_reason = FinishReason::kNone;  // set in the last output of a sample
   int64_t cached_tokens = -1;          // with a sample's first token
   std::vector<float> prompt_logprobs;  // with the first token of sample 0, if asked for
@@ -126,6 +128,9 @@ class EngineCore {
   void Drain();
   // Whether a decode step is planned while the one before runs (EngineCoreOptions::is_async), from the next step on.
   void SetAsync(bool is_async) { is_async_.store(is_async, std::memory_order_relaxed); }
+  // Drafts of a step at most, up to SchedulerOptions::num_drafts, and whether their number follows their cost. Waits until
+  // nothing runs; for measurements.
+  void SetDrafting(int num_drafts, bool varlen_verify);
   // Waits until nothing is admitted, queued or in flight: the model is not used until the next Submit.
   void WaitIdle();
 
@@ -164,7 +169,8 @@ class EngineCore {
     std::vector<int64_t> chunk_checkpoints;
     std::shared_ptr<constrain::CompileTicket> grammar;  // of a request with so_args
     std::string grammar_error;  // its so_args are wrong
-    uint64_t abort_id = 0;  // if `add` is null
+    std::optional<std::pair<int, bool>> drafting;  // if `add` is null: SetDrafting
+    uint64_t abort_id = 0;  // else
     FinishReason reason = FinishReason::kNone;
   };
   // What the compile service holds of a core that may be gone by then.

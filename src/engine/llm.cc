@@ -32,9 +32,9 @@ struct LLM::Impl {
   text::PromptTokens prompt_tokens;
   Status prompt_tokens_status;  // a checkpoint without chat tokens can still continue raw text
 
-  // One request, in the calling thread's time: by itself, or through the engine where a prefix cache can help.
+  // One request, in the calling thread's time: by itself, or through the engine where a prefix cache or drafts can help.
   Result<Completion> Run(engine::GenerateRequest request, const StreamCallback& callback, const CancelToken* cancel);
-  bool has_cache = false;
+  bool uses_engine = false;
 
   Result<protocols::ConvertedRequest> Convert(const std::vector<ChatMessage>& messages,
                                               const SamplingParams& params,
@@ -133,10 +133,10 @@ Result<std::unique_ptr<LLM>> LLM::Load(EngineOptions options) {
   static_cast<EngineOptions&>(load) = std::move(options);
   load.stop_preempted_request = false;
   load.disable_log_stats = true;
-  const bool has_cache = load.cache_mode != "off";
+  const bool uses_engine = load.cache_mode != "off" || load.num_drafts != 0;
   load.max_queued_requests = int64_t{1} << 40;  // the caller holds them all anyway
   std::unique_ptr<LLM> llm(new LLM());
-  llm->impl_->has_cache = has_cache;
+  llm->impl_->uses_engine = uses_engine;
   DI_ASSIGN_OR_RETURN(llm->impl_->engine, engine::LoadEngine(std::move(load)));
   Result<text::PromptTokens> tokens = text::PromptTokens::FromTokenizer(llm->impl_->engine->tokenizer());
   if (tokens.ok()) {
@@ -165,7 +165,7 @@ Result<Completion> LLM::GenerateFromIds(std::span<const int32_t> prompt_ids,
 }
 
 Result<Completion> LLM::Impl::Run(engine::GenerateRequest request, const StreamCallback& callback, const CancelToken* cancel) {
-  if (!has_cache && !request.params.so_args) return engine->generator().Generate(request, callback, cancel);
+  if (!uses_engine && !request.params.so_args) return engine->generator().Generate(request, callback, cancel);
   DI_ASSIGN_OR_RETURN(engine::AsyncEngine* const async, engine->async_engine());
   engine::TextRequest text;
   static_cast<engine::GenerateRequest&>(text) = std::move(request);

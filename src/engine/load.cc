@@ -2,6 +2,7 @@
 #include "engine/load.h"
 
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <random>
 #include <system_error>
@@ -11,12 +12,15 @@
 
 #include "backends/registry.h"
 #include "core/clock.h"
+#include "core/cpu_features.h"
 #include "core/escape.h"
 #include "core/file.h"
 #include "core/log.h"
 #include "core/memory_info.h"
 #include "core/options.h"
 #include "core/progress.h"
+#include "engine/batch_buckets.h"
+#include "engine/decode_costs.h"
 #include "engine/engine_config.h"
 #include "engine/memory_budget.h"
 #include "engine/model_runner.h"
@@ -82,6 +86,7 @@ struct Engine::Parts {
   LoadOptions options;
   model::Numerics numerics = model::Numerics::kRelease;
   std::vector<int32_t> token_blacklist;
+  int num_drafts = 0;
   std::string model_dir;
   model::ModelConfig config;
   std::unique_ptr<text::Tokenizer> tokenizer;
@@ -93,13 +98,50 @@ struct Engine::Parts {
   std::unique_ptr<AsyncEngine> async_engine;  // goes before what it uses
   double load_s = 0;
 
+  int draft_block() const { return config.num_draft_stages > 0 ? config.dspark_block_size : 0; }
+  // The cost of decode steps: what an earlier start has measured, or measured now.
+  Result<DecodeCostModel> DecodeCosts(const SchedulerOptions& scheduler) const {
+    MeasureCostsOptions measure;
+    measure.max_num_seqs = scheduler.max_num_seqs;
+    measure.num_drafts = scheduler.num_drafts;
+    measure.num_blocks = scheduler.num_blocks;
+    measure.num_slots = scheduler.num_state_slots();
+    const int64_t most = int64_t{scheduler.max_num_seqs} * (1 + scheduler.num_drafts);
+    std::vector<int64_t> buckets = BatchBuckets(most, 1);
+    const int64_t now_s = std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+    const auto cache_of = [&](const char* phase) {
+      // Compact JSON with sorted keys names the curve.
+      return CostCache(options.decode_perf_cache_dir,
+                       fmt::format(R"({{"backend":"{}","model":"{}","num_drafts":{},"parallel_config":{{"context":1,"data":1,"expert":1}},"phase":"{}","threads":{},"time_unit":"ms"}})",
+                                   CpuIsaName(ActiveCpuIsa()), std::filesystem::weakly_canonical(model_dir).string(), scheduler.num_drafts, phase,
+                                   device->pool().num_threads()),
+                       options.decode_perf_cache_ttl_sec);
+    };
+    const bool has_cache = !options.decode_perf_cache_dir.empty();
+    const CostCache forward = cache_of("forward"), draft = cache_of("draft");
+    CostCurves curves;
+    if (has_cache) {
+      forward.DeleteExpired(now_s);
+      curves.forward = forward.Load(MeasuredSizes(most), now_s);
+      curves.draft = draft.Load(MeasuredSizes(scheduler.max_num_seqs), now_s);
+    }
+    if (curves.forward.is_empty() || curves.draft.is_empty()) {
+      DI_ASSIGN_OR_RETURN(curves, MeasureCosts(*slots, measure));
+      if (has_cache) {
+        forward.Store(curves.forward, now_s);
+        draft.Store(curves.draft, now_s);
+      }
+    }
+    return DecodeCostModel(std::move(curves.forward), std::move(curves.draft), std::move(buckets));
+  }
+
   model::CacheLayout layout() const {
     // The number of tokens that can be taken back is the model's (model.cc).
     return model::CacheLayout::Make(config, numerics, options.use_fp4_sparse_kv && config.use_fp4_sparse_kv,
                                     std::max(6, config.dspark_block_size + 1));
   }
   Result<CacheRequest> cache_request(const MemoryInfo& memory, int64_t longest_model_len) const {
-    DI_ASSIGN_OR_RETURN(const EngineLimits limits, DeriveLimits(options, longest_model_len, 0));
+    DI_ASSIGN_OR_RETURN(const EngineLimits limits, DeriveLimits(options, longest_model_len, num_drafts));
     const model::CacheLayout sizes = layout();
     CacheRequest request;
     request.total_bytes = memory.limit_bytes;
@@ -149,7 +191,10 @@ Result<AsyncEngine*> Engine::async_engine() {
   facts.window = parts.config.sliding_window;
   facts.decoder_keep = parts.model->decoder_keep();
   facts.vocab_size = parts.config.vocab_size;
+  facts.draft_block = parts.draft_block();
   DI_ASSIGN_OR_RETURN(scheduler, MakeSchedulerOptions(load, facts));
+  DI_ASSIGN_OR_RETURN(options.core.confidence_temperatures, ParseConfidenceTemperatures(load.confidence_temperature, scheduler.num_drafts));
+  options.core.sampling.is_exact = load.deterministic || load.spec_verify == "exact";
   options.core.allow_prompt_logprobs = scheduler.decoder_keep == 0;
 
   const MemoryInfo memory = ReadMemoryInfo();
@@ -178,6 +223,9 @@ Result<AsyncEngine*> Engine::async_engine() {
   options.cache_secret.assign(secret.begin(), secret.end());
   DI_ASSIGN_OR_RETURN(parts.slots, ModelSlots::Create(*parts.model, scheduler.num_blocks, scheduler.num_state_slots(),
                                                       scheduler.prefix_cache.num_state_records));
+  if (scheduler.num_drafts > 0 && scheduler.varlen_verify) {
+    DI_ASSIGN_OR_RETURN(options.core.decode_costs, parts.DecodeCosts(scheduler));
+  }
   DI_ASSIGN_OR_RETURN(parts.async_engine, AsyncEngine::Create(*parts.slots, *parts.tokenizer, std::move(options)));
   return parts.async_engine.get();
 }
@@ -211,8 +259,13 @@ Result<std::unique_ptr<Engine>> LoadEngine(LoadOptions options) {
   ModelFacts facts;
   facts.max_model_len = parts.config.max_position_embeddings;
   facts.window = parts.config.sliding_window;
+  facts.draft_block = parts.draft_block();
   DI_RETURN_IF_ERROR(MakeSchedulerOptions(options, facts).status());
   DI_RETURN_IF_ERROR(MakeGrammarOptions(options, clock).status());
+  DI_ASSIGN_OR_RETURN(parts.num_drafts, NumDrafts(options, facts.draft_block));
+  DI_RETURN_IF_ERROR(ParseConfidenceTemperatures(options.confidence_temperature, parts.num_drafts).status());
+  if (options.spec_verify != "reject" && options.spec_verify != "exact")
+    return InvalidArgument(fmt::format("spec_verify is \"{}\" but must be reject or exact", Escape(options.spec_verify, 64)), "spec_verify");
   DI_ASSIGN_OR_RETURN(parts.token_blacklist,
                       ParseIdRanges(options.decode_token_blacklist, "decode_token_blacklist", parts.config.vocab_size));
   std::shared_ptr<const model::Checkpoint> checkpoint;
@@ -223,7 +276,7 @@ Result<std::unique_ptr<Engine>> LoadEngine(LoadOptions options) {
   if (options.check_memory) {
     model::MemoryPlan plan;
     plan.numerics = parts.numerics;
-    plan.with_draft = options.with_draft;
+    plan.with_draft = options.with_draft || parts.num_drafts > 0;
     plan.use_fp4_sparse_kv = options.use_fp4_sparse_kv;
     const int64_t max_len = options.max_model_len > 0
                                 ? std::min(options.max_model_len, parts.config.max_position_embeddings)
@@ -257,7 +310,7 @@ Result<std::unique_ptr<Engine>> LoadEngine(LoadOptions options) {
 
   model::LoadOptions load;
   load.numerics = parts.numerics;
-  load.with_draft = options.with_draft;
+  load.with_draft = options.with_draft || parts.num_drafts > 0;
   load.max_model_len = options.max_model_len;
   load.cache_tokens = options.cache_tokens;
   load.use_fp4_sparse_kv = options.use_fp4_sparse_kv;

@@ -81,8 +81,10 @@ Scheduler::Scheduler(SchedulerOptions options, const Clock& clock)
       image_tokens_(options_.vocab_size > 0 ? ImageTokens::ForVocab(options_.vocab_size) : ImageTokens()),
       blocks_(static_cast<int32_t>(options_.num_blocks)),
       slots_(static_cast<int32_t>(options_.num_state_slots())),
-      cache_(blocks_, options_.prefix_cache) {
+      cache_(blocks_, options_.prefix_cache),
+      mean_rates_(static_cast<size_t>(options_.num_drafts)) {
   options_.alternation.max_num_seqs = options_.max_num_seqs;
+  draft_limit_ = options_.num_drafts;
 }
 
 Scheduler::~Scheduler() = default;
@@ -193,7 +195,7 @@ bool Scheduler::EndPlan(StepPlan& plan) {
     return false;
   }
   pending_ops_.clear();
-  if (plan.kind == StepKind::kPrefill) plan.num_drafts = draft_pause_.is_paused() ? 0 : options_.num_drafts;
+  if (plan.kind == StepKind::kPrefill) plan.num_drafts = NumDraftsNow();
   plan.redistributes &= options_.varlen_verify && costs_.has_curve();
   plan.number = ++num_plans_;
   ++num_steps_in_flight_;
@@ -305,7 +307,7 @@ bool Scheduler::PlanPrefill(StepPlan& plan) {
     row.previous_row = -1;
     row.num_ids = static_cast<int32_t>(q);
     row.is_last_chunk = !is_chunk;
-    if (!is_chunk) seq.num_drafts = draft_pause_.is_paused() ? 0 : options_.num_drafts;
+    if (!is_chunk) seq.num_drafts = NumDraftsNow();
     plan.ids.insert(plan.ids.end(), seq.tokens.begin() + seq.num_cached, seq.tokens.begin() + seq.num_cached + q);
     if (!is_chunk && seq.output_len() > 0) {
       row.outputs_begin = static_cast<int64_t>(plan.ids.size());
@@ -412,7 +414,7 @@ bool Scheduler::PlanDecode(StepPlan& plan) {
   for (size_t i = 0; i < scheduled_.size(); ++i) {
     Sequence* const seq = scheduled_[i];
     StepRow& row = AddRow(*seq, verify_lengths_[i], plan);
-    seq->num_drafts = plan.num_drafts;
+    seq->num_drafts = plan.Drafts(i) ? plan.num_drafts : 0;
     ++seq->num_decodes_planned;
     plan.redistributes |= row.previous_row >= 0;
     if (row.previous_row < 0) {
@@ -426,19 +428,25 @@ bool Scheduler::PlanDecode(StepPlan& plan) {
   return true;
 }
 
+void Scheduler::SetDrafting(int num_drafts, bool varlen_verify) {
+  DI_CHECK(num_steps_in_flight_ == 0 && sequences_.empty()) << "sequences are running";
+  DI_CHECK(num_drafts >= 0 && num_drafts <= options_.num_drafts) << num_drafts;
+  draft_limit_ = num_drafts;
+  options_.varlen_verify = varlen_verify;
+}
+
 void Scheduler::ChooseVerifyLengths(StepPlan& plan) {
   verify_lengths_.clear();
   for (const Sequence* seq : scheduled_) verify_lengths_.push_back(seq->num_drafts + 1);
-  plan.num_drafts = options_.num_drafts;
-  if (options_.num_drafts == 0 || !options_.varlen_verify || !costs_.has_curve() || scheduled_.empty()) return;
-  certain_.assign(static_cast<size_t>(options_.num_drafts), 1.0f);
+  plan.num_drafts = draft_limit_;
+  if (draft_limit_ == 0 || !options_.varlen_verify || !costs_.has_curve() || scheduled_.empty()) return;
   verify_candidates_.clear();
   for (const Sequence* seq : scheduled_) {
     // How long a proposal may be must not depend on its own confidences: those of the one before decide. While a step is in
     // flight that is the newest one the host knows.
     const bool is_paired = seq->num_decodes_planned == seq->num_decodes_processed;
     const auto of = [&](const std::vector<float>& rates) {
-      return std::span<const float>(rates.empty() ? certain_ : rates).first(static_cast<size_t>(seq->num_drafts));
+      return (rates.empty() ? mean_rates_.rates() : std::span<const float>(rates)).first(static_cast<size_t>(seq->num_drafts));
     };
     verify_candidates_.push_back({of(is_paired ? seq->previous_rates : seq->rates), of(seq->rates)});
   }
@@ -446,10 +454,17 @@ void Scheduler::ChooseVerifyLengths(StepPlan& plan) {
   verify_planner_.DistributeRows(verify_candidates_, choice.num_rows, verify_lengths_);
   const int64_t n = static_cast<int64_t>(scheduled_.size());
   if (choice.step_ms <= 0) return;
-  const double rate_on = choice.expected_tokens / (choice.step_ms + costs_.DraftMs(n));
+  // Whether to draft is decided before anyone knows the drafts: by what they were worth lately.
+  const std::span<const float> rates = mean_rates_.rates().first(static_cast<size_t>(draft_limit_));
+  verify_candidates_.assign(scheduled_.size(), {rates, rates});
+  const VerifyChoice usual = verify_planner_.ChooseNumRows(verify_candidates_, costs_);
+  const double rate_on = usual.expected_tokens / (usual.step_ms + costs_.DraftMs(n));
   const double rate_off = static_cast<double>(n) / (costs_.ForwardMs(costs_.Bucket(n)) + costs_.SamplerMs(n));
   if (!draft_pause_.Update(rate_on, rate_off)) {
     plan.num_drafts = 0;
+    ++stats_.num_draftless_steps;
+  } else if (draft_pause_.is_paused()) {
+    plan.num_probe_rows = static_cast<int32_t>(std::clamp<int64_t>(n / 16, 1, 4));
     ++stats_.num_draftless_steps;
   }
 }

@@ -9,6 +9,7 @@
 // Not thread-safe: one thread calls everything.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -63,6 +64,21 @@ struct SchedulerOptions {
 // The mode a request runs in: batch-invariant engines never replay, exact hits need decoder replay.
 CacheMode ResolveCacheMode(CacheMode asked, const SchedulerOptions& options);
 
+// What became of drafts, by their place behind the row's first token and by the head's confidence. A draft behind a rejected one
+// says nothing about its confidence and is counted nowhere but in `num_verified`.
+struct DraftStats {
+  static constexpr size_t kPositions = 16;  // later ones count as the last
+  static constexpr size_t kBins = 20;
+  struct Bin {
+    int64_t count = 0, num_accepted = 0;
+    double confidence = 0;  // sum
+  };
+  std::array<int64_t, kPositions> num_verified{}, num_reached{}, num_accepted{};  // reached: all drafts before it were accepted
+  std::array<Bin, kBins> by_confidence{};  // equal parts of [0, 1]
+
+  void Add(size_t position, bool is_reached, bool is_accepted, float confidence);
+};
+
 struct SchedulerStats {
   int64_t num_added = 0, num_finished = 0, num_aborted = 0, num_preempted = 0, num_forked = 0;
   int64_t num_prefill_steps = 0, num_decode_steps = 0;
@@ -75,6 +91,9 @@ struct SchedulerStats {
   int64_t num_verified_drafts = 0, num_accepted_drafts = 0;
   int64_t num_draftless_steps = 0;  // decode steps while drafting was paused
   double confidence_error = 0;      // sum over verified drafts
+  int64_t num_decode_rows = 0;      // sequences of processed decode steps
+  DraftStats drafts;
+  int64_t forward_ns = 0, sample_ns = 0, draft_ns = 0;  // of decode steps
   int64_t num_freed_partials = 0, num_demoted_forks = 0, num_block_copies = 0;
 };
 
@@ -107,6 +126,8 @@ class Scheduler {
   // Moves the events since the last call to the end of `events`.
   void TakeEvents(std::vector<SequenceEvent>& events);
 
+  // From the next step on at most that many drafts, with or without SchedulerOptions::varlen_verify. While nothing runs.
+  void SetDrafting(int num_drafts, bool varlen_verify);
   // What decode steps cost, for varlen_verify; corrected by every step processed from here on.
   void SetDecodeCosts(DecodeCostModel costs) { costs_ = std::move(costs); }
   const DecodeCostModel& decode_costs() const { return costs_; }
@@ -167,6 +188,8 @@ class Scheduler {
   StepRow& AddRow(Sequence& seq, int64_t num_tokens, StepPlan& plan);
   // Tokens of the next chunk; 0 = none fits. `is_cut` if the budget ends it before the prompt does.
   int64_t ChunkLength(Sequence& seq, int64_t used, int64_t budget, bool& is_cut) const;
+  // Drafts behind the rows of a step that is not a decode step.
+  int NumDraftsNow() const { return options_.varlen_verify && draft_pause_.is_paused() ? 0 : draft_limit_; }
   // Rows of every sequence in scheduled_ (verify_lengths_), and whether the step drafts.
   void ChooseVerifyLengths(StepPlan& plan);
   bool AdmitFork(Sequence& seq, StepPlan& plan);
@@ -216,11 +239,13 @@ class Scheduler {
   DecodeCostModel costs_;
   VerifyPlanner verify_planner_;
   DraftPause draft_pause_;
+  MeanRates mean_rates_;
+  int draft_limit_ = 0;  // of options_.num_drafts
 
   // Scratch.
   std::vector<VerifyCandidate> verify_candidates_;
   std::vector<int32_t> verify_lengths_;
-  std::vector<float> certain_;  // rates of drafts that nothing is known about: 1
+  std::vector<double> step_rates_;
   std::vector<int32_t> hit_blocks_;
   std::vector<Sequence*> order_, scheduled_;
 };

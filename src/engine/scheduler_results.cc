@@ -4,6 +4,7 @@
 #include "engine/scheduler.h"
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 #include <utility>
 
@@ -38,6 +39,24 @@ void Scheduler::Process(const StepPlan& plan, const StepResult& result) {
     costs_.Add(num_rows, static_cast<int64_t>(plan.rows.size()), static_cast<double>(result.forward_ns) * 1e-6,
                static_cast<double>(result.sample_ns) * 1e-6, static_cast<double>(result.draft_ns) * 1e-6);
   }
+  if (plan.kind == StepKind::kDecode) {
+    stats_.forward_ns += result.forward_ns;
+    stats_.sample_ns += result.sample_ns;
+    stats_.draft_ns += result.draft_ns;
+  }
+  if (plan.num_drafts > 0 && options_.varlen_verify) {
+    step_rates_.assign(static_cast<size_t>(plan.num_drafts), 0.0);
+    int64_t num_rows = 0;
+    for (size_t i = 0; i < plan.rows.size(); ++i) {
+      const float* const confidences = result.confidences.data() + i * static_cast<size_t>(result.stride - 1);
+      if (std::isnan(confidences[0])) continue;
+      ++num_rows;
+      double rate = 1.0;
+      for (size_t j = 0; j < step_rates_.size(); ++j) step_rates_[j] += rate *= static_cast<double>(confidences[j]);
+    }
+    for (double& rate : step_rates_) rate /= static_cast<double>(std::max<int64_t>(num_rows, 1));
+    if (num_rows > 0) mean_rates_.Add(step_rates_, plan.num_probe_rows > 0);
+  }
   stats_.confidence_error += result.confidence_error;
   for (size_t i = 0; i < plan.rows.size(); ++i) ProcessRow(plan, result, i);
   for (const StateSave& save : plan.saves) ProcessSave(plan, save);
@@ -47,6 +66,18 @@ void Scheduler::Process(const StepPlan& plan, const StepResult& result) {
     if (seq.is_finished() && seq.steps_in_flight == 0) Collect(seq);
   }
   SweepRunning();
+}
+
+void DraftStats::Add(size_t position, bool is_reached, bool is_accepted, float confidence) {
+  const size_t at = std::min(position, kPositions - 1);
+  ++num_verified[at];
+  if (!is_reached) return;
+  ++num_reached[at];
+  num_accepted[at] += is_accepted ? 1 : 0;
+  Bin& bin = by_confidence[std::min(static_cast<size_t>(confidence * static_cast<float>(kBins)), kBins - 1)];
+  ++bin.count;
+  bin.num_accepted += is_accepted ? 1 : 0;
+  bin.confidence += static_cast<double>(confidence);
 }
 
 void Scheduler::ProcessRow(const StepPlan& plan, const StepResult& result, size_t i) {
@@ -91,7 +122,7 @@ void Scheduler::ProcessRow(const StepPlan& plan, const StepResult& result, size_
   }
   const int64_t count = result.num_tokens[i];
   DI_CHECK(count >= 1 && count <= (is_prefill ? 1 : options_.num_drafts + 1)) << count << " tokens of row " << i << " of step " << plan.number;
-  if (plan.num_drafts > 0) {
+  if (plan.Drafts(i)) {
     seq.previous_rates.swap(seq.rates);
     seq.rates.clear();
     float rate = 1.0f;
@@ -103,7 +134,12 @@ void Scheduler::ProcessRow(const StepPlan& plan, const StepResult& result, size_
     seq.rates.clear();
     seq.previous_rates.clear();
   }
-  if (!is_prefill) ++seq.num_decodes_processed;
+  if (!is_prefill) {
+    ++seq.num_decodes_processed;
+    ++stats_.num_decode_rows;
+    for (int32_t j = 0; j < result.num_verified[i]; ++j)
+      stats_.drafts.Add(static_cast<size_t>(j), j < count, j + 1 < count, result.verified_confidences[i * static_cast<size_t>(result.stride - 1) + static_cast<size_t>(j)]);
+  }
   stats_.num_verified_drafts += result.num_verified[i];
   stats_.num_accepted_drafts += count - 1;
   for (int64_t j = 0; j < count; ++j) {

@@ -64,7 +64,7 @@ void StepExecutor::RunOps(const StepPlan& plan) {
 Status StepExecutor::RunRows(const StepPlan& plan, StepResult& result) {
   const size_t num_rows = plan.rows.size();
   ChooseLengths(plan);
-  if (draft_options_.num_drafts > 0) model_.PauseDrafts(plan.num_drafts == 0);
+  if (draft_options_.num_drafts > 0) model_.PauseDrafts(plan.num_drafts == 0 || plan.num_probe_rows > 0);
   done_.assign(num_rows, 0);
   row_ids_.resize(num_rows * static_cast<size_t>(1 + draft_options_.num_drafts));
   size_t num_left = num_rows;
@@ -123,6 +123,7 @@ Status StepExecutor::RunRows(const StepPlan& plan, StepResult& result) {
         ready.drafts = DraftsOf(row.state_slot).first(count - 1);
         ready.confidences = ConfidencesOf(row.state_slot).first(count - 1);
         result.num_verified[i] = static_cast<int32_t>(count) - 1;
+        std::ranges::copy(ready.confidences, result.verified_confidences.begin() + static_cast<std::ptrdiff_t>(i * static_cast<size_t>(result.stride - 1)));
       }
       ready.samples = done_[i] == lengths_[i] && (plan.kind == StepKind::kDecode || row.is_last_chunk);
       ready.logits = logits.subspan(offset, count * width);
@@ -196,7 +197,7 @@ Status StepExecutor::RunDrafts(const StepPlan& plan, StepResult& result) {
   slot_drafts_.clear();
   for (size_t i = 0; i < plan.rows.size(); ++i) {
     const StepRow& row = plan.rows[i];
-    if (result.num_tokens[i] < 1 || (plan.kind == StepKind::kPrefill && !row.is_last_chunk)) continue;
+    if (!plan.Drafts(i) || result.num_tokens[i] < 1 || (plan.kind == StepKind::kPrefill && !row.is_last_chunk)) continue;
     draft_rows_.push_back({static_cast<int32_t>(i), model_.length(row.state_slot) + 1, {}});
     slot_drafts_.push_back({row.state_slot, last_tokens_[static_cast<size_t>(row.state_slot)]});
   }

@@ -74,10 +74,13 @@ struct StepPlan {
   std::vector<int32_t> blocks;
   int64_t num_tokens = 0;  // of all rows
   int num_drafts = 0;      // drafts to make behind every row that samples; 0 = none
+  // While drafting pauses, a step may draft behind its first rows only, to see what drafts are worth.
+  int32_t num_probe_rows = 0;  // 0 = no probe
   // Decode: the device hands out the rows again, by confidences that the host does not know yet.
   bool redistributes = false;
 
   bool is_empty() const { return rows.empty(); }
+  bool Drafts(size_t row) const { return num_drafts > 0 && (num_probe_rows == 0 || row < static_cast<size_t>(num_probe_rows)); }
   std::span<const int32_t> IdsOf(const StepRow& row) const {
     return std::span<const int32_t>(ids).subspan(static_cast<size_t>(row.ids_begin), static_cast<size_t>(row.num_ids));
   }
@@ -90,6 +93,7 @@ struct StepPlan {
     blocks.clear();
     num_tokens = 0;
     num_drafts = 0;
+    num_probe_rows = 0;
     redistributes = false;
   }
 };
@@ -112,6 +116,7 @@ struct StepResult {
   // acceptance probabilities each; NaN where there is no draft).
   std::vector<int32_t> num_verified;
   std::vector<float> confidences;
+  std::vector<float> verified_confidences;  // of the drafts that were verified, laid out alike
   // Statistics over the verified drafts: sum of |estimated acceptance - confidence|.
   double confidence_error = 0;
   // Of prompt tokens: values[i] belongs to the token at first_position + 1 + i.
@@ -136,6 +141,7 @@ struct StepResult {
     outputs.resize(num_rows * static_cast<size_t>(stride));
     num_verified.assign(num_rows, 0);
     confidences.assign(num_rows * static_cast<size_t>(stride - 1), std::numeric_limits<float>::quiet_NaN());
+    verified_confidences.assign(confidences.size(), 0.0f);
     confidence_error = 0;
     prompt_logprobs.clear();
     duration_ns = forward_ns = sample_ns = draft_ns = 0;

@@ -76,8 +76,9 @@ void FinishFigures(double total_s, Completion& completion) {
   if (timing.ttft_s > 0) {
     timing.prefill_tokens_per_s = static_cast<double>(completion.usage.prompt_tokens) / timing.ttft_s;
   }
-  completion.speculation.steps = num_output;
-  completion.speculation.emitted_per_step = num_output > 0 ? 1.0 : 0.0;
+  int64_t& steps = completion.speculation.steps;
+  if (steps == 0) steps = num_output;  // where nobody counts them, every token has its own
+  completion.speculation.emitted_per_step = steps > 0 ? static_cast<double>(num_output) / static_cast<double>(steps) : 0.0;
 }
 
 }  // namespace deepinfer::engine

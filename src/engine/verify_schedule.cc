@@ -50,7 +50,11 @@ DecodeCostModel::DecodeCostModel(CostCurve forward, CostCurve draft, std::vector
 
 int64_t DecodeCostModel::Bucket(int64_t size) const { return BucketFor(buckets_, size); }
 
-double DecodeCostModel::ForwardMs(int64_t bucket) const { return forward_.Ms(bucket) + slope_ * static_cast<double>(bucket); }
+double DecodeCostModel::ForwardMs(int64_t bucket) const {
+  // What was seen lately; where little was, the curve, moved like the rest of it.
+  if (const auto it = forward_ms_.find(bucket); it != forward_ms_.end() && it->second.size() >= kMinSamples) return Median(it->second);
+  return forward_.Ms(bucket) * scale_ + slope_ * static_cast<double>(bucket);
+}
 
 double DecodeCostModel::SamplerMs(int64_t num_seqs) const {
   if (const auto it = sampler_.find(num_seqs); it != sampler_.end() && it->second.size() >= kMinSamplerSamples) return Median(it->second);
@@ -66,6 +70,7 @@ void DecodeCostModel::Add(int64_t num_rows, int64_t num_seqs, double forward_ms,
   if (bucket == 0 || forward_.is_empty()) return;
   samples_.push_back({bucket, (forward_ms - forward_.Ms(bucket)) / static_cast<double>(bucket)});
   if (samples_.size() > kWindow) samples_.pop_front();
+  PushBounded(forward_ms_[bucket], forward_ms, kForwardSamples);
   PushBounded(sampler_[num_seqs], sampler_ms, kSamplerSamples);
   PushBounded(sampler_all_, sampler_ms, kSamplerSamples);
   if (const double expected = draft_.Ms(num_seqs); draft_ms > 0 && expected > 0)
@@ -82,10 +87,15 @@ void DecodeCostModel::UpdateSlope() {
     std::vector<double>& values = by_bucket[samples_[i].bucket];
     if (values.size() < kMaxPerBucket) values.push_back(samples_[i].excess);  // the newest ones
   }
-  std::vector<double> medians;
-  for (auto& [bucket, values] : by_bucket)
-    if (values.size() >= kMinSamples) medians.push_back(Median(std::move(values)));
+  std::vector<double> medians, ratios;
+  for (auto& [bucket, values] : by_bucket) {
+    if (values.size() < kMinSamples) continue;
+    medians.push_back(Median(std::move(values)));
+    ratios.push_back(1 + medians.back() * static_cast<double>(bucket) / forward_.Ms(bucket));
+  }
   slope_ = medians.empty() ? 0 : std::max(0.0, Median(std::move(medians)));
+  // A curve that was measured on a busy machine would make every size that was not run since look worse than it is.
+  scale_ = ratios.empty() ? 1 : std::min(1.0, Median(std::move(ratios)));
 }
 
 VerifyChoice VerifyPlanner::ChooseNumRows(std::span<const VerifyCandidate> candidates, const DecodeCostModel& costs) {
@@ -127,23 +137,25 @@ bool DraftPause::Update(double rate_on, double rate_off) {
     num_worse_ = rate_off > rate_on ? num_worse_ + 1 : 0;
     if (num_worse_ < kPatience) return true;
     is_paused_ = true;
-    num_worse_ = num_paused_steps_ = num_probe_steps_ = 0;
+    num_worse_ = num_paused_steps_ = 0;
+    probe_after_ = kFirstProbe;
     return false;
   }
-  if (num_probe_steps_ > 0) {
-    // The step before has made drafts, so this rate knows their confidences.
-    if (num_probe_steps_ < kProbeSteps && rate_on >= rate_off) {
-      is_paused_ = false;
-      num_probe_steps_ = 0;
-      return true;
-    }
-    --num_probe_steps_;
-    return num_probe_steps_ > 0;
+  if (rate_on >= rate_off) {
+    is_paused_ = false;
+    return true;
   }
-  if (++num_paused_steps_ < kProbeEvery) return false;
+  if (++num_paused_steps_ < probe_after_) return false;
   num_paused_steps_ = 0;
-  num_probe_steps_ = kProbeSteps;
+  probe_after_ = std::min(2 * probe_after_, kRarestProbe);
   return true;
+}
+
+void MeanRates::Add(std::span<const double> rates, bool is_probe) {
+  const double weight = is_empty_ ? 1.0 : is_probe ? 0.5 : 0.1;
+  is_empty_ = false;
+  for (size_t j = 0; j < rates_.size() && j < rates.size(); ++j)
+    rates_[j] = static_cast<float>(rates_[j] + weight * (rates[j] - rates_[j]));
 }
 
 }  // namespace deepinfer::engine

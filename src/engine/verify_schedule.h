@@ -49,7 +49,7 @@ class DecodeCostModel {
   void Add(int64_t num_rows, int64_t num_seqs, double forward_ms, double sampler_ms, double draft_ms);
 
  private:
-  static constexpr size_t kWindow = 5000, kMinSamples = 10, kSamplerSamples = 9, kMinSamplerSamples = 5, kMaxPerBucket = 256;
+  static constexpr size_t kWindow = 5000, kMinSamples = 10, kSamplerSamples = 9, kMinSamplerSamples = 5, kMaxPerBucket = 256, kForwardSamples = 31;
   void UpdateSlope();
 
   CostCurve forward_, draft_;
@@ -60,10 +60,11 @@ class DecodeCostModel {
   };
   std::deque<Sample> samples_;
   size_t since_update_ = 0;
-  double slope_ = 0;
+  double slope_ = 0, scale_ = 1;
   std::map<int64_t, std::deque<double>> sampler_;  // by number of sequences
   std::deque<double> sampler_all_;
   std::deque<double> draft_ratios_;  // measured by curve
+  std::map<int64_t, std::deque<double>> forward_ms_;  // by bucket, the newest
 };
 
 // One sequence of a decode step. Rates are cumulative: rate[j] = expected acceptance of draft j and all before it.
@@ -93,8 +94,9 @@ class VerifyPlanner {
   std::vector<std::pair<float, int32_t>> ranked_;  // (-rate, candidate)
 };
 
-// Whether drafting pays (engine 12.2): pauses when 8 steps in a row would have been faster without, tries again for two
-// steps after 64.
+// Whether drafting pays (engine 12.2): pauses when 8 steps in a row would have been faster without. While it pauses, the 64th
+// step drafts to learn what drafts are worth now, then the 128th after it and so on up to every 512th; it goes on as soon as
+// that is enough.
 class DraftPause {
  public:
   // Before a decode step is planned: expected tokens per millisecond with drafts (the draft pass included) and without.
@@ -103,11 +105,25 @@ class DraftPause {
   bool is_paused() const { return is_paused_; }
 
  private:
-  static constexpr int kPatience = 8, kProbeEvery = 64, kProbeSteps = 2;
+  static constexpr int kPatience = 8, kFirstProbe = 64, kRarestProbe = 512;
   bool is_paused_ = false;
   int num_worse_ = 0;
-  int num_paused_steps_ = 0;
-  int num_probe_steps_ = 0;  // left
+  int num_paused_steps_ = 0;  // since the last probe
+  int probe_after_ = kFirstProbe;
+};
+
+// What drafts have been worth lately, over all sequences: cumulative rates by position. Stands in where nothing is known of a
+// proposal itself.
+class MeanRates {
+ public:
+  explicit MeanRates(size_t num_drafts) : rates_(num_drafts, 1.0f) {}
+  // Means over the rows of a step that drafted. A probe counts more: there are few of them.
+  void Add(std::span<const double> rates, bool is_probe);
+  std::span<const float> rates() const { return rates_; }
+
+ private:
+  std::vector<float> rates_;
+  bool is_empty_ = true;
 };
 
 }  // namespace deepinfer::engine

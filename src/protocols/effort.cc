@@ -71,9 +71,10 @@ Result<Effort> ParseEffort(const Json& json, std::string_view path) {
         path, "unknown effort; use none, minimal, low, medium, high, xhigh, ultra, max or a number from 1 to 100");
   }
   if (json.is_number_integer()) {  // unsigned ones too
-    const bool in_range = json.is_number_unsigned() ? json.get<uint64_t>() >= 1 && json.get<uint64_t>() <= 100 : false;
+    const bool in_range = json.is_number_unsigned() ? json.get<uint64_t>() >= 1 && json.get<uint64_t>() <= 100
+                                                    : json.get<int64_t>() >= 1 && json.get<int64_t>() <= 100;
     if (!in_range) return InvalidArgument(std::string(kRangeError), std::string(path));
-    return EffortFromNumber(static_cast<int>(json.get<uint64_t>()));
+    return EffortFromNumber(static_cast<int>(json.get<int64_t>()));
   }
   if (json.is_number_float()) {
     const double value = json.get<double>();

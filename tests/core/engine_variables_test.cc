@@ -44,7 +44,7 @@ constexpr Variable kVariables[] = {
     {"PREFILL_MAX_SUM_SEQLEN_K", "", "0"},
     {"INDEX_ATTN_MEMORY_LIMIT", "10737418240", "0"},
     {"USE_NEXTN_DECODE", "", "-1"},
-    {"ENABLE_MTP_VARLEN", "false", nullptr},
+    {"ENABLE_MTP_VARLEN", "", nullptr},
     {"MAX_BACKTRACKING_TOKENS", "6", "-1"},
     {"DFLASH_CONFIDENCE_HEAD_TEMPERATURE", "1.0", "1.0,hot"},
     {"ENGRAM_PAD_TOKEN", "2", "-1"},

@@ -8,6 +8,7 @@
 
 #include <gtest/gtest.h>
 
+#include "engine/batch_buckets.h"
 #include "engine/real_models.h"
 
 namespace deepinfer::engine {
@@ -126,6 +127,20 @@ TEST_F(NanoEngineTest, SpeculationChangesNothing) {
       std::printf("%d drafts: %ld of %ld accepted\n", num_drafts, static_cast<long>(engine.core->Stats().stats.num_accepted_drafts),
                   static_cast<long>(engine.core->Stats().stats.num_verified_drafts));
     }
+  }
+  // Lengths by cost, with a curve that makes no sense: some steps draft, some do not, rows go here and there.
+  for (const uint64_t seed : {1, 2, 3}) {
+    SCOPED_TRACE(seed);
+    std::mt19937_64 rng(seed);
+    std::vector<std::pair<int64_t, double>> forward;
+    for (int64_t size = 1; size <= 96; size += 5) forward.emplace_back(size, 1.0 + static_cast<double>(rng() % 1000) * 1e-3 * static_cast<double>(size));
+    EngineCoreOptions o = RealModelOptions(kNanoKeep);
+    o.scheduler.num_drafts = 5;
+    o.scheduler.varlen_verify = true;
+    o.decode_costs = DecodeCostModel(CostCurve(forward), CostCurve({{1, 0.1}}), BatchBuckets(96, 8));
+    RealEngine engine(*with_draft, o);
+    ExpectAllTheSame(*engine.core, Order(seed));
+    EXPECT_GT(engine.core->Stats().stats.num_verified_drafts, 0);
   }
   EngineCoreOptions o = RealModelOptions(kNanoKeep);
   o.scheduler.num_drafts = 5;

@@ -10,6 +10,7 @@
 
 #include <gtest/gtest.h>
 
+#include "engine/batch_buckets.h"
 #include "engine/scheduler.h"
 #include "fake_step_model.h"
 
@@ -28,6 +29,7 @@ struct SimulationOptions {
   bool is_async = true;
   bool with_forks = true;
   bool with_aborts = true;
+  DecodeCostModel costs;  // of varlen_verify
 };
 
 struct Outcome {
@@ -45,6 +47,7 @@ class Simulation {
         executor_(model_, sampler_, o_.scheduler.num_state_slots(), clock_, {o_.scheduler.num_drafts, {}}),
         scheduler_(o_.scheduler, clock_) {
     EXPECT_TRUE(o_.scheduler.Validate().ok()) << o_.scheduler.Validate().message();
+    scheduler_.SetDecodeCosts(o_.costs);
   }
 
   void Run() {
@@ -306,6 +309,32 @@ TEST_P(SchedulerSimulation, Drafts) {
       const double accepted = static_cast<double>(stats.num_accepted_drafts) / static_cast<double>(stats.num_verified_drafts);
       EXPECT_NEAR(accepted, num_drafts == 1 ? 0.75 : 0.46, 0.1);
     }
+  }
+}
+
+TEST_P(SchedulerSimulation, DraftLengthsByCost) {
+  // Rows that cost nothing, rows that cost as much as a step, and something between with a draft pass that costs too.
+  struct Case {
+    double per_row_ms, draft_ms;
+    double least_verified, most_verified;  // drafts per decode row
+    bool pauses;
+  };
+  for (const Case& c : {Case{0.0, 0.0, 3.5, 5.0, false}, Case{0.2, 0.2, 0.5, 4.0, false}, Case{3.0, 3.0, 0.0, 0.5, true}}) {
+    SCOPED_TRACE(c.per_row_ms);
+    SimulationOptions o = Crowded(500 + static_cast<uint64_t>(GetParam()));
+    o.scheduler.num_drafts = 5;
+    o.scheduler.varlen_verify = true;
+    o.is_async = GetParam() != 2;
+    const int64_t most = o.scheduler.max_num_seqs * 6;
+    o.costs = DecodeCostModel(CostCurve({{1, 1.0 + c.per_row_ms}, {most, 1.0 + c.per_row_ms * static_cast<double>(most)}}),
+                              CostCurve({{1, c.draft_ms + 1e-9}}), BatchBuckets(most, 8));
+    Simulation simulation(o);
+    simulation.Run();
+    const SchedulerStats& stats = simulation.stats();
+    const double verified = static_cast<double>(stats.num_verified_drafts) / static_cast<double>(stats.num_decode_rows);
+    EXPECT_GE(verified, c.least_verified);
+    EXPECT_LE(verified, c.most_verified);
+    EXPECT_EQ(stats.num_draftless_steps > 0, c.pauses) << stats.num_draftless_steps;
   }
 }
 

@@ -2,7 +2,8 @@
 //
 // When a request ends (specification, engine 6.3): context length, max_tokens, end token, stop token, stop strings across
 // token and step boundaries. Many requests at once through the asynchronous engine, planned ahead or not, against an
-// evaluation that looks at one token after the other and decodes everything anew each time.
+// evaluation that looks at one token after the other and decodes everything anew each time. Without drafts and with true
+// ones, so that several tokens come at once and the end lies among them.
 #include <algorithm>
 #include <memory>
 #include <random>
@@ -14,6 +15,7 @@
 #include "engine/async_engine.h"
 #include "engine/token_policy.h"
 #include "fake_step_model.h"
+#include "scripted_drafts.h"
 
 namespace deepinfer::engine {
 namespace {
@@ -107,19 +109,22 @@ std::vector<Case> Cases(uint64_t seed, int count) {
   return cases;
 }
 
-void ExpectTheSameEnds(bool is_async, uint64_t seed) {
+void ExpectTheSameEnds(bool is_async, uint64_t seed, int num_drafts) {
   AsyncEngineOptions options;
   SchedulerOptions& s = options.core.scheduler;
   options.core.is_async = is_async;
   s.max_model_len = kMaxLen;
   s.max_num_batched_tokens = 128;
   s.max_num_seqs = 7;
+  s.num_drafts = num_drafts;
   s.num_blocks = 20;
   options.fingerprint.model_id = "fake";
   FakeStepModel model(kVocab, 640, s.num_blocks, s.num_state_slots(), 0, 1);
-  auto engine = AsyncEngine::Create(model, Words(), std::move(options));
-  ASSERT_TRUE(engine.ok()) << engine.status().message();
   const std::vector<Case> cases = Cases(seed, 60);
+  ScriptedDrafts drafts(model, s.num_state_slots(), ScriptedDrafts::Kind::kTruth);
+  for (const Case& c : cases) drafts.Learn(c.request.prompt_ids, c.script);
+  auto engine = AsyncEngine::Create(drafts, Words(), std::move(options));
+  ASSERT_TRUE(engine.ok()) << engine.status().message();
   std::vector<TextHandle> handles;
   for (const Case& c : cases) {
     auto handle = (*engine)->Submit(c.request);
@@ -148,14 +153,24 @@ void ExpectTheSameEnds(bool is_async, uint64_t seed) {
   EXPECT_GT(num_stop, 3);
   EXPECT_GT(num_strings, 3);
   EXPECT_GT(num_length, 3);
+  EXPECT_EQ((*engine)->core().Stats().stats.num_accepted_drafts > 100, num_drafts > 0);
 }
 
 TEST(StopConditions, PlannedAhead) {
-  for (uint64_t seed = 1; seed <= 4; ++seed) ExpectTheSameEnds(true, seed);
+  for (uint64_t seed = 1; seed <= 4; ++seed) ExpectTheSameEnds(true, seed, 0);
 }
 
 TEST(StopConditions, OneStepAfterTheOther) {
-  for (uint64_t seed = 1; seed <= 4; ++seed) ExpectTheSameEnds(false, seed);
+  for (uint64_t seed = 1; seed <= 4; ++seed) ExpectTheSameEnds(false, seed, 0);
+}
+
+TEST(StopConditions, BehindDrafts) {
+  for (uint64_t seed = 1; seed <= 4; ++seed) {
+    for (const int num_drafts : {1, 5}) {
+      ExpectTheSameEnds(true, seed, num_drafts);
+      ExpectTheSameEnds(false, seed, num_drafts);
+    }
+  }
 }
 
 }  // namespace

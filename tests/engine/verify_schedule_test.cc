@@ -119,14 +119,15 @@ TEST(DecodeCostModel, LearnsFromSteps) {
   // One size counts once, however often it ran; a few samples of a size say nothing.
   for (int i = 0; i < 9; ++i) costs.Add(64, 2, 100.0, 0.1, 1.0);
   EXPECT_DOUBLE_EQ(costs.ForwardMs(16), 5.0);
-  // Steps faster than the curve do not lower it.
+  // Steps faster than the curve lower it everywhere.
   DecodeCostModel fast(CostCurve({{1, 1.0}, {64, 1.0}}), CostCurve(), BatchBuckets(64, 1));
   for (int i = 0; i < 30; ++i) fast.Add(8, 2, 0.5, 0.1, 0);
-  EXPECT_DOUBLE_EQ(fast.ForwardMs(8), 1.0);
+  EXPECT_DOUBLE_EQ(fast.ForwardMs(8), 0.5);
+  EXPECT_DOUBLE_EQ(fast.ForwardMs(16), 0.5);
   EXPECT_FALSE(DecodeCostModel().has_curve());
 }
 
-TEST(DraftPause, PausesAfterEightWorseStepsAndProbesEverySixtyFour) {
+TEST(DraftPause, PausesAfterEightWorseStepsAndProbesMoreAndMoreRarely) {
   DraftPause pause;
   for (int i = 0; i < 100; ++i) EXPECT_TRUE(pause.Update(2, 1));
   for (int i = 0; i < 7; ++i) EXPECT_TRUE(pause.Update(1, 2));
@@ -134,17 +135,25 @@ TEST(DraftPause, PausesAfterEightWorseStepsAndProbesEverySixtyFour) {
   for (int i = 0; i < 7; ++i) EXPECT_TRUE(pause.Update(1, 2));
   EXPECT_FALSE(pause.Update(1, 2));
   EXPECT_TRUE(pause.is_paused());
-  for (int round = 0; round < 3; ++round) {
-    for (int i = 0; i < 63; ++i) EXPECT_FALSE(pause.Update(2, 1)) << i;
-    EXPECT_TRUE(pause.Update(2, 1));
-    EXPECT_TRUE(pause.Update(1, 2));
-    EXPECT_FALSE(pause.Update(1, 2));
+  for (const int steps : {64, 128, 256, 512, 512}) {
+    for (int i = 0; i < steps - 1; ++i) EXPECT_FALSE(pause.Update(1, 2)) << i;
+    EXPECT_TRUE(pause.Update(1, 2)) << "a probe";
   }
-  for (int i = 0; i < 63; ++i) EXPECT_FALSE(pause.Update(2, 1));
-  EXPECT_TRUE(pause.Update(1, 2));
-  EXPECT_TRUE(pause.Update(1, 2));
-  EXPECT_TRUE(pause.Update(2, 1));
+  EXPECT_FALSE(pause.Update(1, 2));
+  EXPECT_TRUE(pause.Update(2, 2)) << "as good is good enough";
   EXPECT_FALSE(pause.is_paused());
+}
+
+TEST(MeanRates, FollowWhatStepsShow) {
+  MeanRates mean(3);
+  EXPECT_EQ(std::vector<float>(mean.rates().begin(), mean.rates().end()), (std::vector<float>{1, 1, 1})) << "worth a try";
+  mean.Add(std::vector<double>{0.5, 0.25, 0.125}, false);
+  EXPECT_FLOAT_EQ(mean.rates()[0], 0.5f);
+  mean.Add(std::vector<double>{1.0, 0.25, 0.125}, false);
+  EXPECT_FLOAT_EQ(mean.rates()[0], 0.55f);
+  mean.Add(std::vector<double>{0.95, 0.25}, true);
+  EXPECT_FLOAT_EQ(mean.rates()[0], 0.75f);
+  EXPECT_FLOAT_EQ(mean.rates()[2], 0.125f) << "fewer drafts than it could have been";
 }
 
 }  // namespace

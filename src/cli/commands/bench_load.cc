@@ -55,7 +55,7 @@ class Loop {
     DI_RETURN_IF_ERROR(status);
     for (Client& client : clients_) {
       const Completion completion = std::move(client.handle->TakeCompletions().front());
-      if (completion.finish_reason != FinishReason::kLength) {
+      if (completion.finish_reason != FinishReason::kLength && completion.finish_reason != FinishReason::kStop) {
         return Internal(fmt::format("a request of the workload ended with \"{}\"", FinishReasonName(completion.finish_reason)));
       }
       const std::vector<double>& at = client.token_s;
@@ -84,9 +84,11 @@ class Loop {
     request.prompt_ids = requests_[i].prompt_ids;
     request.cache_salt = requests_[i].cache_salt;
     request.params.max_tokens = requests_[i].output_tokens;
-    request.params.ignore_eos = true;
+    request.params.ignore_eos = requests_[i].ignore_eos;
+    request.params.temperature = requests_[i].temperature;
+    if (request.params.temperature > 0) request.params.seq_seed = requests_[i].seed;
+    request.apply_token_policy = !requests_[i].ignore_eos;
     request.params.so_args = requests_[i].so_args;
-    request.params.temperature = 0;
     client.begin_s = clock_.NowSeconds();
     {
       std::lock_guard lock(mutex_);

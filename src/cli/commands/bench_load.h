@@ -58,6 +58,9 @@ struct LoadRequest {
   int64_t output_tokens = 1;
   std::string cache_salt;
   std::optional<StructuredOutput> so_args;
+  bool ignore_eos = true;   // false: it may end before output_tokens
+  double temperature = 0;   // above 0: with the seed
+  uint64_t seed = 0;
 };
 
 struct LoadResult {
@@ -72,7 +75,7 @@ struct LoadResult {
   double prompt_tokens_per_s() const { return static_cast<double>(prompt_tokens) / seconds; }
 };
 
-// Greedy, the end token ignored. kCancelled on Ctrl-C.
+// kCancelled on Ctrl-C.
 Result<LoadResult> RunLoad(engine::AsyncEngine& engine, StepRecorder& recorder, const std::vector<LoadRequest>& requests, int64_t concurrency);
 
 struct StepFigures {

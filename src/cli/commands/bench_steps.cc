@@ -165,7 +165,8 @@ Status RunSteps(Invocation& invocation) {
   const Config& config = invocation.config;
   const BenchConfig& bench = config.bench;
   DI_RETURN_IF_ERROR(CheckPlotName(config.output.plot));
-  DI_ASSIGN_OR_RETURN(const auto engine, LoadEngineFor(invocation, false, Defaults::kProduction));
+  DI_ASSIGN_OR_RETURN(const auto engine, LoadEngineFor(invocation, false, Defaults::kProduction,
+                                                        [](engine::LoadOptions& options) { options.num_drafts = 0; }));
   const model::ModelConfig& shape = engine->config();
   const int64_t needed = bench.input_tokens + bench.output_tokens;
   if (needed > engine->model().max_model_len()) {

@@ -126,6 +126,7 @@ Status RunReplay(Invocation& invocation) {
   const Config& config = invocation.config;
   DI_ASSIGN_OR_RETURN(const auto samples, ReadSamples(invocation.args[0]));
   DI_ASSIGN_OR_RETURN(const auto engine, LoadEngineFor(invocation, false, Defaults::kProduction, [](engine::LoadOptions& options) {
+    options.num_drafts = 0;
                         // Exact hits end at kept states.
                         options.kv_persist_swa = true;
                         options.kv_state_every_blocks = 1;

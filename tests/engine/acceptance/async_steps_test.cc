@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// T1: asynchronous steps on and off give the same tokens, log probabilities and finish reasons.
+// T1: asynchronous steps on and off give the same tokens, log probabilities and finish reasons, without drafts and with 1
+// and 5 of them.
+#include <array>
 #include <random>
 
 #include "engine/real_models.h"
@@ -9,7 +11,7 @@ namespace deepinfer::engine {
 namespace {
 
 TEST(T1, AsyncOnEqualsOffGreedyAndSeeded) {
-  const auto model = LoadNano();
+  const auto model = LoadNano({model::DecoderReplay::kCompact, kNanoKeep, 1, true});
   std::mt19937_64 rng(40);
   std::vector<EngineRequest> requests;
   for (int i = 0; i < 40; ++i) {
@@ -20,9 +22,10 @@ TEST(T1, AsyncOnEqualsOffGreedyAndSeeded) {
     if (i % 4 >= 2) r.params.logit_bias[kModelEnd] = r.params.is_greedy() ? 7 : 9;
   }
   std::vector<std::vector<Answer>> runs;
-  for (const bool is_async : {true, false}) {
+  for (const int variant : {0, 1, 2, 3, 4, 5}) {
     EngineCoreOptions o = RealModelOptions(kNanoKeep);
-    o.is_async = is_async;
+    o.is_async = variant % 2 == 0;
+    o.scheduler.num_drafts = std::array{0, 1, 5}[static_cast<size_t>(variant / 2)];
     RealEngine engine(*model, o);
     std::vector<std::shared_ptr<RequestHandle>> handles;
     for (const EngineRequest& request : requests) handles.push_back(engine.core->Submit(request).value());
@@ -33,7 +36,7 @@ TEST(T1, AsyncOnEqualsOffGreedyAndSeeded) {
   int num_stopped[2] = {0, 0}, num_full[2] = {0, 0};
   for (size_t i = 0; i < requests.size(); ++i) {
     const std::string what = "request " + std::to_string(i);
-    ExpectSame(runs[0][i], runs[1][i], what);
+    for (size_t run = 1; run < runs.size(); ++run) ExpectSame(runs[0][i], runs[run][i], what + ", run " + std::to_string(run));
     ExpectSame(runs[0][i], RunAlone(*model, requests[i]), what + " alone");
     const bool is_greedy = requests[i].params.is_greedy();
     ++(runs[0][i].reason == FinishReason::kStop ? num_stopped : num_full)[is_greedy ? 1 : 0];
