@@ -143,16 +143,10 @@ class CompletionBatchRequest : public BatchRequest {
   static Result<std::unique_ptr<BatchRequest>> Create(const Json& body, size_t idx, const std::string& id, const BatchContext& context) {
     DI_ASSIGN_OR_RETURN(protocols::CompletionRequest parsed, protocols::ConvertCompletionRequest(body, context.convert));
     std::unique_ptr<CompletionBatchRequest> made(new CompletionBatchRequest(context.tokenizer));
-    made->info_ = {.id = fmt::format("cmpl-{}", Unique(id)), .created = kCreated, .model = parsed.model, .logprobs = parsed.logprobs};
+    if (parsed.prompts.size() != 1) return InvalidArgument("a line of a batch file holds one prompt; write one line for each", "prompt");
+    made->info_ = protocols::MakeCompletionResponseInfo(parsed, fmt::format("cmpl-{}", Unique(id)), kCreated, context.convert, context.tokenizer);
     engine::TextRequest& request = made->request_;
-    request.prompt_ids = std::move(parsed.prompt_ids);
-    if (parsed.prompt) {
-      request.prompt_ids = context.tokenizer.EncodeFull(*parsed.prompt);
-      const int bos = context.tokenizer.FindAddedToken(context.convert.tokens.bos);
-      if (bos >= 0 && (request.prompt_ids.empty() || request.prompt_ids.front() != bos)) {
-        request.prompt_ids.insert(request.prompt_ids.begin(), bos);
-      }
-    }
+    DI_ASSIGN_OR_RETURN(request.prompt_ids, protocols::CompletionPromptIds(parsed.prompts.front(), parsed.suffix, context.tokenizer));
     request.params = std::move(parsed.params);
     DI_RETURN_IF_ERROR(CheckGrammar(request.params, context));
     if (!parsed.has_max_tokens && context.max_tokens) request.params.max_tokens = *context.max_tokens;
@@ -165,7 +159,9 @@ class CompletionBatchRequest : public BatchRequest {
 
  private:
   explicit CompletionBatchRequest(const text::Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
-  Json MakeBody(const std::vector<Completion>& samples) override { return protocols::CompletionResponse(info_, samples, tokenizer_); }
+  Json MakeBody(const std::vector<Completion>& samples) override {
+    return ParseJson(protocols::CompletionBody(info_, samples, tokenizer_)).value();
+  }
 
   protocols::CompletionResponseInfo info_;
   const text::Tokenizer& tokenizer_;

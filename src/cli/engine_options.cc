@@ -53,6 +53,9 @@ protocols::ConvertOptions ToConvertOptions(const ProtocolConfig& config) {
   if (config.sampling_policy == "client") options.sampling_policy = protocols::SamplingPolicy::kClient;
   options.tool_choice_thinking_grammar = config.tool_choice_thinking == "grammar";
   options.reject_missing_reasoning = config.missing_reasoning == "reject";
+  options.ignore_previous_response_id = config.previous_response_id == "ignore";
+  options.messages_prefill = config.messages_prefill;
+  options.openai_usage_chunk = config.openai_usage_chunk;
   return options;
 }
 

@@ -188,6 +188,9 @@ struct ProtocolConfig {
   std::string sampling_policy = "official";      // official, client
   std::string tool_choice_thinking = "reject";  // reject, grammar
   std::string missing_reasoning = "fill";       // fill, reject
+  std::string previous_response_id = "reject";  // reject, ignore
+  bool messages_prefill = false;
+  bool openai_usage_chunk = false;
 };
 
 struct InspectConfig {

@@ -7,25 +7,6 @@
 
 namespace deepinfer::protocols {
 
-namespace {
-
-std::string_view ErrorType(Api api, StatusCode code) {
-  switch (code) {
-    case StatusCode::kUnauthenticated: return "authentication_error";
-    case StatusCode::kPermissionDenied: return "permission_error";
-    case StatusCode::kNotFound: return api == Api::kMessages ? "not_found_error" : "invalid_request_error";
-    case StatusCode::kTooLarge: return "request_too_large";
-    case StatusCode::kResourceExhausted: return "rate_limit_error";
-    case StatusCode::kUnavailable: return "overloaded_error";
-    case StatusCode::kDeadlineExceeded: return "timeout";
-    case StatusCode::kInternal:
-    case StatusCode::kBadModel: return api == Api::kMessages ? "api_error" : "internal_error";
-    default: return "invalid_request_error";
-  }
-}
-
-}  // namespace
-
 Result<Api> ParseApi(std::string_view name) {
   if (name == "chat") return Api::kChat;
   if (name == "responses") return Api::kResponses;
@@ -61,11 +42,32 @@ int HttpStatus(const Status& status) {
   return 500;
 }
 
+std::string_view ErrorType(Api api, int http_status) {
+  switch (http_status) {
+    case 401: return "authentication_error";
+    case 402: return "insufficient_quota";
+    case 403: return "permission_error";
+    case 404:
+    case 405: return api == Api::kMessages ? "not_found_error" : "invalid_request_error";
+    case 408:
+    case 504: return "timeout";
+    case 413: return "request_too_large";
+    case 429: return "rate_limit_error";
+    case 500: return api == Api::kMessages ? "api_error" : "internal_error";
+    case 503: return "overloaded_error";
+    default: return "invalid_request_error";
+  }
+}
+
 Json ErrorBody(Api api, const Status& status, std::string_view request_id) {
-  const std::string type(ErrorType(api, status.code()));
+  return ErrorBody(api, HttpStatus(status), status.message(), request_id);
+}
+
+Json ErrorBody(Api api, int http_status, std::string_view message, std::string_view request_id) {
+  const std::string type(ErrorType(api, http_status));
   Json body = Json::object();
   if (api == Api::kMessages) body["type"] = "error";
-  body["error"] = Json{{"message", status.message()}, {"type", type}, {"param", nullptr}, {"code", type}};
+  body["error"] = Json{{"message", std::string(message)}, {"type", type}, {"param", nullptr}, {"code", type}};
   if (api == Api::kMessages) body["request_id"] = std::string(request_id);
   return body;
 }

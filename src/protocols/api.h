@@ -23,8 +23,12 @@ Result<Api> ParseApi(std::string_view name);  // chat, responses, messages
 std::string_view ApiName(Api api);
 
 int HttpStatus(const Status& status);
-// {"error": {...}}; for Messages with "type" and "request_id" at the top.
+// The type that goes with an HTTP status: "invalid_request_error".
+std::string_view ErrorType(Api api, int http_status);
+// {"error": {...}}; for Messages with "type" and "request_id" at the top. The second form is for statuses that no Status has
+// (402, 405, 408, 431).
 Json ErrorBody(Api api, const Status& status, std::string_view request_id = {});
+Json ErrorBody(Api api, int http_status, std::string_view message, std::string_view request_id = {});
 
 // A body that is no JSON, or has a field of the wrong type. `path` is empty for the body itself.
 Status DeserializeError(std::string_view path, std::string_view reason);

@@ -30,15 +30,22 @@ bool ReadIds(const Json& value, std::vector<int32_t>& ids) {
   return true;
 }
 
+// A string, a list of ids, or a list of either.
 void ReadPrompt(JsonReader& reader, CompletionRequest& request) {
   const Json* prompt = reader.Find("prompt");
   if (prompt == nullptr) return reader.Fail("", "missing field `prompt`");
-  // A list of one prompt is that prompt.
-  if (prompt->is_array() && prompt->size() == 1 && ((*prompt)[0].is_string() || (*prompt)[0].is_array())) prompt = &(*prompt)[0];
-  if (prompt->is_string()) {
-    request.prompt = prompt->get<std::string>();
-  } else if (!ReadIds(*prompt, request.prompt_ids)) {
-    reader.Fail("prompt", "expected a string or a list of token ids (one prompt a request)");
+  const auto add = [&](const Json& json) {
+    CompletionPrompt& added = request.prompts.emplace_back();
+    if (json.is_string()) {
+      added.text = json.get<std::string>();
+    } else if (!ReadIds(json, added.ids)) {
+      reader.Fail("prompt", "expected a string, a list of token ids, or a list of either");
+    }
+  };
+  if (!prompt->is_array() || prompt->empty() || prompt->front().is_number()) return add(*prompt);
+  for (const Json& item : *prompt) {
+    add(item);
+    if (!reader.ok()) return;
   }
 }
 
@@ -129,16 +136,61 @@ Result<CompletionRequest> ConvertCompletionRequest(const Json& body, const Conve
       reader.Fail("so_args", spec.status().message());
     }
   }
-  const bool echo = reader.Bool("echo").value_or(false);
-  const bool has_suffix = reader.String("suffix").has_value();
+  request.echo = reader.Bool("echo").value_or(false);
+  request.suffix = reader.String("suffix");
+  if (request.suffix && request.suffix->empty()) request.suffix.reset();
+  request.stream = reader.Bool("stream").value_or(false);
+  if (const Json* stream_options = reader.Object("stream_options")) {
+    JsonReader inner(*stream_options, "stream_options");
+    request.include_usage = inner.Bool("include_usage").value_or(false);
+    reader.Absorb(inner.status());
+  }
   if (!reader.ok()) return reader.status();
   DI_RETURN_IF_ERROR(CheckModelName(request.model, options));
-  if (echo || has_suffix) {
-    return Unimplemented(fmt::format("{} is not in this version; leave it out", echo ? "echo" : "suffix"));
+  if (request.prompts.size() > kMaxCompletionPrompts) {
+    return InvalidArgument(fmt::format("Too many prompts: {}, the limit is {}", request.prompts.size(), kMaxCompletionPrompts), "prompt");
   }
-  if (request.prompt ? request.prompt->empty() : request.prompt_ids.empty()) return InvalidArgument("Empty prompt", "prompt");
+  for (const CompletionPrompt& prompt : request.prompts) {
+    const bool is_empty = prompt.text ? prompt.text->empty() : prompt.ids.empty();
+    if (is_empty && !request.suffix) return InvalidArgument("Empty prompt", "prompt");
+  }
+  if (request.include_usage && !request.stream) {
+    return InvalidArgument("stream_options should be set along with stream = true", "stream_options");
+  }
+  params.prompt_logprobs = request.echo && request.logprobs.has_value();
   if (params.n < 1) return InvalidArgument(fmt::format("Invalid n value, the valid range of n is [1, {}]", kMaxCompletionSamples), "n");
   return request;
+}
+
+Result<std::vector<int32_t>> CompletionPromptIds(const CompletionPrompt& prompt,
+                                                 const std::optional<std::string>& suffix,
+                                                 const text::Tokenizer& tokenizer) {
+  for (const int32_t id : prompt.ids) {
+    if (id >= tokenizer.vocab_size()) {
+      return InvalidArgument(fmt::format("prompt: {} is no token id; the model has {}", id, tokenizer.vocab_size()), "prompt");
+    }
+  }
+  std::vector<int32_t> ids = prompt.text ? tokenizer.EncodeFull(*prompt.text) : prompt.ids;
+  const int bos = tokenizer.FindAddedToken(text::PromptTokens().bos);
+  if (!suffix) {
+    const bool has_bos = !ids.empty() && ids.front() == bos;
+    if (prompt.text && bos >= 0 && !has_bos) ids.insert(ids.begin(), bos);
+    return ids;
+  }
+  const int begin = tokenizer.FindAddedToken("<｜fim▁begin｜>");
+  const int hole = tokenizer.FindAddedToken("<｜fim▁hole｜>");
+  const int end = tokenizer.FindAddedToken("<｜fim▁end｜>");
+  if (bos < 0 || begin < 0 || hole < 0 || end < 0) {
+    return InvalidArgument("suffix: the model's tokenizer has no fill-in-the-middle tokens; leave it out", "suffix");
+  }
+  std::vector<int32_t> out = {bos, begin};
+  const size_t skip = !ids.empty() && ids.front() == bos ? 1 : 0;
+  out.insert(out.end(), ids.begin() + static_cast<std::ptrdiff_t>(skip), ids.end());
+  out.push_back(hole);
+  const std::vector<int32_t> suffix_ids = tokenizer.EncodeFull(*suffix);
+  out.insert(out.end(), suffix_ids.begin(), suffix_ids.end());
+  out.push_back(end);
+  return out;
 }
 
 }  // namespace deepinfer::protocols

@@ -12,19 +12,30 @@
 #include "core/json.h"
 #include "deepinfer/sampling_params.h"
 #include "protocols/converted_request.h"
+#include "text/tokenizer.h"
 
 namespace deepinfer::protocols {
 
 inline constexpr uint64_t kMaxCompletionSamples = 8;
+inline constexpr size_t kMaxCompletionPrompts = 1024;
 inline constexpr uint64_t kMaxCompletionLogprobs = 20;
+
+// Text, or token ids when `text` is unset.
+struct CompletionPrompt {
+  std::optional<std::string> text;
+  std::vector<int32_t> ids;
+};
 
 struct CompletionRequest {
   std::string model;
-  std::optional<std::string> prompt;  // unset: prompt_ids
-  std::vector<int32_t> prompt_ids;
+  std::vector<CompletionPrompt> prompts;  // at least one; each gives params.n choices
+  std::optional<std::string> suffix;      // fill in the middle: the prompt is what stands before the hole
   SamplingParams params;
-  bool has_max_tokens = false;      // else params.max_tokens is the default, 16
-  std::optional<int> logprobs;      // number of best tokens to report beside each chosen one
+  bool has_max_tokens = false;  // else params.max_tokens is the default, 16
+  std::optional<int> logprobs;  // number of best tokens to report beside each chosen one
+  bool echo = false;            // the choices begin with the prompt
+  bool stream = false;
+  bool include_usage = false;   // usage key on every chunk
 
   // Engine extensions.
   std::string cache_salt;
@@ -32,5 +43,11 @@ struct CompletionRequest {
 };
 
 Result<CompletionRequest> ConvertCompletionRequest(const Json& body, const ConvertOptions& options);
+
+// The ids of a prompt: text is tokenized with all added tokens and begins with BOS; ids are checked and taken as they are; with
+// a suffix both stand in the model's fill-in-the-middle form.
+Result<std::vector<int32_t>> CompletionPromptIds(const CompletionPrompt& prompt,
+                                                 const std::optional<std::string>& suffix,
+                                                 const text::Tokenizer& tokenizer);
 
 }  // namespace deepinfer::protocols

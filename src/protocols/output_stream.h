@@ -58,6 +58,8 @@ class OutputStream : private text::ParserSink {
  public:
   // `tokenizer` may be null if only text is pushed; it must outlive the stream. `id_seed` makes the tool call ids.
   OutputStream(const text::ParserOptions& options, const text::Tokenizer* tokenizer, uint64_t id_seed);
+  OutputStream(const OutputStream&) = delete;  // the parser knows its sink
+  OutputStream& operator=(const OutputStream&) = delete;
 
   // Tool call ids without the random part: call_00_X.
   void UseFixedToolIds() { has_fixed_tool_ids_ = true; }

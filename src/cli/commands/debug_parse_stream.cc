@@ -16,14 +16,18 @@ namespace deepinfer::cli {
 namespace {
 
 // The request whose answer is parsed: --request, else one short user message; --tools puts a tool list into it.
-Result<std::string> RequestBody(const DebugConfig& debug, const protocols::ConvertOptions& options) {
+Result<std::string> RequestBody(const DebugConfig& debug, protocols::Api api, const protocols::ConvertOptions& options) {
   Json request = Json::object();
   if (!debug.request.empty()) {
     DI_ASSIGN_OR_RETURN(request, ReadJsonFile(debug.request));
     if (!request.is_object()) return BadModel(fmt::format("{}: expected a request object", debug.request));
   } else {
     request["model"] = options.served_models.front();
-    request["messages"] = Json::array({Json{{"role", "user"}, {"content", ""}}});
+    if (api == protocols::Api::kResponses) {
+      request["input"] = "";
+    } else {
+      request["messages"] = Json::array({Json{{"role", "user"}, {"content", ""}}});
+    }
     request["stream"] = true;
   }
   if (!debug.tools.empty()) {
@@ -49,7 +53,7 @@ Status RunParseStream(Invocation& invocation) {
   options.accumulate = debug.accumulate;
 
   const protocols::ConvertOptions convert_options = ToConvertOptions(invocation.config.protocol);
-  DI_ASSIGN_OR_RETURN(const std::string body, RequestBody(debug, convert_options));
+  DI_ASSIGN_OR_RETURN(const std::string body, RequestBody(debug, api, convert_options));
   DI_ASSIGN_OR_RETURN(const std::string dir, ModelDir(invocation));
   DI_ASSIGN_OR_RETURN(const std::unique_ptr<text::Tokenizer> tokenizer, text::Tokenizer::Load(dir));
   auto stream = protocols::DebugStream::Create(api, body, *tokenizer, convert_options, options);

@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Messages: conversion, rendering and response of any body (request_checks.h).
+#include <cstdint>
+#include <string_view>
+
+#include "request_checks.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  deepinfer::protocols::CheckBody(deepinfer::protocols::Api::kMessages, std::string_view(reinterpret_cast<const char*>(data), size));
+  return 0;
+}
