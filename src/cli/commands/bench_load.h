@@ -57,7 +57,7 @@ struct LoadRequest {
   std::vector<int32_t> prompt_ids;
   int64_t output_tokens = 1;
   std::string cache_salt;
-  std::optional<StructuredOutput> so_args;
+  std::optional<StructuredOutput> so_args = {};
   bool ignore_eos = true;   // false: it may end before output_tokens
   double temperature = 0;   // above 0: with the seed
   uint64_t seed = 0;
