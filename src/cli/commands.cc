@@ -29,6 +29,7 @@ std::span<const Command> Commands() {
       DebugParseStreamCommand(),
       DebugLogitsCommand(),
       DebugDraftCommand(),
+      DebugGrammarCommand(),
       CompletionCommand(),
   };
   return commands;

@@ -25,6 +25,7 @@ Command ChatCommand();
 Command CompletionCommand();
 Command DebugDetokenizeCommand();
 Command DebugDraftCommand();
+Command DebugGrammarCommand();
 Command DebugLogitsCommand();
 Command DebugParseStreamCommand();
 Command DebugRenderCommand();

@@ -181,6 +181,8 @@ struct DebugConfig {
   int64_t chunk = 0;  // 0 = one chunk
   bool decode = false;
   std::string image_embeds;
+  std::string kind = "json_schema";  // grammar: json_schema, regex, ebnf, structural_tag
+  std::string schema;                // grammar: file
 };
 
 // How requests of the API protocols are read (protocols.md of the specification).

@@ -322,6 +322,26 @@ class Debug(CliTest):
         result = run("debug", "detokenize", "--jsonl", stdin="[1]\n[]\n")
         self.assertEqual(json.loads(result.stdout.splitlines()[1]), {"text": ""})
 
+    def test_grammar(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "grammar")
+
+            def check(kind, grammar, text):
+                with open(path, "w", encoding="utf-8") as f:
+                    f.write(grammar)
+                return run("debug", "grammar", "--kind", kind, "--schema", path, stdin=text)
+
+            result = check("regex", "[a-z]+\n", "abc")
+            if result.returncode and b"DEEPINFER_XGRAMMAR" in result.stderr:
+                self.skipTest("built without structured outputs")
+            self.assertEqual(json.loads(result.stdout), {"accepts": True, "position": 3})
+            self.assertEqual(json.loads(check("regex", "[a-z]+", "ab1").stdout), {"accepts": False, "position": 2})
+            self.assertEqual(json.loads(check("ebnf", 'root ::= "a" "b"', "a").stdout), {"accepts": False, "position": 1})
+            self.assertEqual(json.loads(check("json_schema", '{"type": "integer"}', "12").stdout), {"accepts": True, "position": 2})
+            self.refused(check("regex", "(a", "a"), 3, "position 3")
+        self.refused(run("debug", "grammar", "--kind", "regex", stdin="a"), 2, "--schema")
+        self.refused(run("debug", "grammar", "--schema", "/nowhere", stdin="a"), 3, "/nowhere")
+
     def test_bad_input(self):
         for args, stdin in ((["tokenize", "--jsonl"], "{"), (["tokenize", "--jsonl"], '{"text": 1}'),
                             (["tokenize", "--jsonl"], '{"bytes_base64": "!"}'), (["detokenize"], "[1,"), (["detokenize"], '["a"]'),
