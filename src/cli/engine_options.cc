@@ -69,11 +69,8 @@ Result<std::optional<StructuredOutput>> ReadGrammar(const SamplingConfig& config
                        {"--grammar-json-schema", "json", config.grammar_json_schema},
                        {"--grammar-ebnf", "ebnf", config.grammar_ebnf}};
   std::optional<StructuredOutput> so_args;
-  const char* first = nullptr;
   for (const Given& given : all) {
     if (given.path.empty()) continue;
-    if (first != nullptr) return InvalidArgument(std::string(given.option) + " and " + first + " cannot be combined; give one of them");
-    first = given.option;
     Result<std::string> text = ReadFile(given.path, kMaxGrammarBytes);
     if (!text.ok()) return Status(text.status()).WithContext(given.option);
     so_args.emplace();

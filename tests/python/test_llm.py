@@ -311,7 +311,7 @@ def test_structured_output(llm):
     assert unknown.finish_reason == "xgrammar runtime errors or timeout"
 
     question = [{"role": "user", "content": "A city as json"}]
-    schema = {"type": "object", "properties": {"city": {"enum": ["Berne", "Rome"]}, "people": {"type": "integer", "maximum": 9, "minimum": 0}}}
+    schema = {"type": "object", "properties": {"city": {"type": "string", "enum": ["Berne", "Rome"]}, "people": {"type": "integer", "maximum": 9, "minimum": 0}}}
     params = SamplingParams(max_tokens=120, seq_seed=2)
     answer = llm.chat(
         question, params, thinking=False, response_format={"type": "json_schema", "json_schema": {"name": "c", "strict": True, "schema": schema}}
