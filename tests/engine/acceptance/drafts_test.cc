@@ -283,9 +283,16 @@ TEST(Speculation, AHundredGreedyRequestsInEveryArrangement) {
   arrangements.back().options.is_async = false;
   arrangements.push_back({"preempted", options(3)});
   arrangements.back().options.scheduler.num_blocks = 7;
+  arrangements.push_back({"repeated text too", options(5)});
+  arrangements.back().options.scheduler.prompt_lookup = true;
+  arrangements.push_back({"repeated text too, by cost, preempted", options(5)});
+  arrangements.back().options.scheduler.prompt_lookup = true;
+  arrangements.back().options.scheduler.varlen_verify = true;
+  arrangements.back().options.decode_costs = NoisyCosts(3, 96);
+  arrangements.back().options.scheduler.num_blocks = 7;
   arrangements.push_back({"prefix hits", options(5)});
   arrangements.back().options.scheduler.cache_mode = CacheMode::kExact;
-  int64_t num_preempted = 0, num_cached = 0;
+  int64_t num_preempted = 0, num_cached = 0, num_lookup = 0;
   for (Arrangement& arrangement : arrangements) {
     SCOPED_TRACE(arrangement.name);
     RealEngine engine(DemoWithDrafts(), std::move(arrangement.options));
@@ -298,9 +305,11 @@ TEST(Speculation, AHundredGreedyRequestsInEveryArrangement) {
     EXPECT_GT(stats.num_accepted_drafts, 0);
     num_preempted += stats.num_preempted;
     num_cached += stats.num_cached_tokens;
+    num_lookup += stats.num_lookup_accepted;
   }
   EXPECT_GT(num_preempted, 0);
   EXPECT_GT(num_cached, 1000);
+  EXPECT_GT(num_lookup, 20);
 }
 
 }  // namespace
