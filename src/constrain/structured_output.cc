@@ -40,7 +40,7 @@ StructuredOutput StructuredOutputOf(const GrammarSpec& spec) {
 }
 
 Result<StructuredOutput> ParseStructuredOutput(std::string_view so_args_json) {
-  DI_ASSIGN_OR_RETURN(const GrammarSpec spec, ParseSoArgs(so_args_json));
+  DI_ASSIGN_OR_RETURN(const GrammarSpec spec, ParseSoArgsText(so_args_json));
   return StructuredOutputOf(spec);
 }
 

@@ -207,7 +207,7 @@ TEST(Xgrammar, WhatEbnfGrammarsWriteIsReadBack) {
       longest = std::max(longest, text->size());
     }
   }
-  EXPECT_GT(longest, 20u);
+  EXPECT_GT(longest, 10u);
   // Two bytes of each letter, one code point each.
   const auto greek = ByteBackend().Compile(Spec(GrammarKind::kEbnf, "root ::= [α-ω]+ \"\\u00e9\"")).value();
   for (int i = 0; i < 100; ++i) {
