@@ -72,7 +72,7 @@ class RandomWriter {
   int32_t Choose(const std::vector<uint32_t>& row, int n) {
     const uint64_t dice = random_() % 100;
     const bool hurry = n > 200;
-    if (dice < (hurry ? 100u : 35u)) {
+    if (dice < (hurry ? 60u : 35u)) {
       if (const int32_t stop = OneOf(view_.stop_ids, row); stop >= 0) return stop;
       for (const std::vector<int32_t>& ids : closers_) {
         if (const int32_t closer = OneOf(ids, row); closer >= 0) return closer;
