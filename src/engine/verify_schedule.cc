@@ -2,6 +2,7 @@
 #include "engine/verify_schedule.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <functional>
 #include <utility>
@@ -15,12 +16,6 @@ double Median(std::vector<double> values) {
   const size_t middle = values.size() / 2;
   std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(middle), values.end());
   return values[middle];
-}
-double Median(const std::deque<double>& values) { return Median(std::vector<double>(values.begin(), values.end())); }
-
-void PushBounded(std::deque<double>& values, double value, size_t limit) {
-  values.push_back(value);
-  if (values.size() > limit) values.pop_front();
 }
 
 }  // namespace
@@ -52,17 +47,27 @@ int64_t DecodeCostModel::Bucket(int64_t size) const { return BucketFor(buckets_,
 
 double DecodeCostModel::ForwardMs(int64_t bucket) const {
   // What was seen lately; where little was, the curve, moved like the rest of it.
-  if (const auto it = forward_ms_.find(bucket); it != forward_ms_.end() && it->second.size() >= kMinSamples) return Median(it->second);
+  if (const auto it = forward_ms_.find(bucket); it != forward_ms_.end() && it->second.values.size() >= kMinSamples) return it->second.median;
   return forward_.Ms(bucket) * scale_ + slope_ * static_cast<double>(bucket);
 }
 
 double DecodeCostModel::SamplerMs(int64_t num_seqs) const {
-  if (const auto it = sampler_.find(num_seqs); it != sampler_.end() && it->second.size() >= kMinSamplerSamples) return Median(it->second);
-  return sampler_all_.empty() ? 0 : Median(sampler_all_);
+  if (const auto it = sampler_.find(num_seqs); it != sampler_.end() && it->second.values.size() >= kMinSamplerSamples) return it->second.median;
+  return sampler_all_.median;
 }
 
 double DecodeCostModel::DraftMs(int64_t num_seqs) const {
-  return draft_.Ms(num_seqs) * (draft_ratios_.empty() ? 1.0 : Median(draft_ratios_));
+  return draft_.Ms(num_seqs) * (draft_ratios_.values.empty() ? 1.0 : draft_ratios_.median);
+}
+
+void DecodeCostModel::Recent::Push(double value, size_t limit) {
+  values.push_back(value);
+  if (values.size() > limit) values.pop_front();
+  std::array<double, kForwardSamples> sorted;
+  const auto end = std::copy(values.begin(), values.end(), sorted.begin());
+  const auto middle = sorted.begin() + (end - sorted.begin()) / 2;
+  std::nth_element(sorted.begin(), middle, end);
+  median = *middle;
 }
 
 void DecodeCostModel::Add(int64_t num_rows, int64_t num_seqs, double forward_ms, double sampler_ms, double draft_ms) {
@@ -70,11 +75,11 @@ void DecodeCostModel::Add(int64_t num_rows, int64_t num_seqs, double forward_ms,
   if (bucket == 0 || forward_.is_empty()) return;
   samples_.push_back({bucket, (forward_ms - forward_.Ms(bucket)) / static_cast<double>(bucket)});
   if (samples_.size() > kWindow) samples_.pop_front();
-  PushBounded(forward_ms_[bucket], forward_ms, kForwardSamples);
-  PushBounded(sampler_[num_seqs], sampler_ms, kSamplerSamples);
-  PushBounded(sampler_all_, sampler_ms, kSamplerSamples);
+  forward_ms_[bucket].Push(forward_ms, kForwardSamples);
+  sampler_[num_seqs].Push(sampler_ms, kSamplerSamples);
+  sampler_all_.Push(sampler_ms, kSamplerSamples);
   if (const double expected = draft_.Ms(num_seqs); draft_ms > 0 && expected > 0)
-    PushBounded(draft_ratios_, draft_ms / expected, kSamplerSamples);
+    draft_ratios_.Push(draft_ms / expected, kSamplerSamples);
   // Medians over thousands of samples: not after every step.
   if (++since_update_ < kMinSamples) return;
   since_update_ = 0;

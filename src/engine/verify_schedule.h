@@ -61,10 +61,15 @@ class DecodeCostModel {
   std::deque<Sample> samples_;
   size_t since_update_ = 0;
   double slope_ = 0, scale_ = 1;
-  std::map<int64_t, std::deque<double>> sampler_;  // by number of sequences
-  std::deque<double> sampler_all_;
-  std::deque<double> draft_ratios_;  // measured by curve
-  std::map<int64_t, std::deque<double>> forward_ms_;  // by bucket, the newest
+  // The newest values of something measured, and their median: planning a step asks for hundreds of them.
+  struct Recent {
+    std::deque<double> values;
+    double median = 0;
+    void Push(double value, size_t limit);
+  };
+  std::map<int64_t, Recent> forward_ms_;  // by bucket
+  std::map<int64_t, Recent> sampler_;     // by number of sequences
+  Recent sampler_all_, draft_ratios_;     // the latter measured by curve
 };
 
 // One sequence of a decode step. Rates are cumulative: rate[j] = expected acceptance of draft j and all before it.
