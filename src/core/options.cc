@@ -11,6 +11,7 @@
 #include <fmt/ranges.h>
 
 #include "core/escape.h"
+#include "core/number_list.h"
 #include "core/file.h"
 
 namespace deepinfer {
@@ -434,25 +435,13 @@ void ValidateEngine(const EngineConfig& engine, const OptionSources& sources, st
   if (engine.cache_salt.size() > 128)
     problems.push_back(fmt::format("{} has {} bytes but may have at most 128", sources.Shown("cache-salt"), engine.cache_salt.size()));
   // One temperature, or one per draft.
-  std::string_view rest = engine.dflash_confidence_head_temperature;
-  int64_t count = 0;
-  bool is_valid = true;
-  for (;;) {
-    const size_t comma = rest.find(',');
-    const std::string_view item = Trim(rest.substr(0, comma));
-    double value = 0;
-    const auto [stop, error] = std::from_chars(item.data(), item.data() + item.size(), value);
-    is_valid = is_valid && error == std::errc() && stop == item.data() + item.size() && std::isfinite(value);
-    ++count;
-    if (comma == std::string_view::npos) break;
-    rest.remove_prefix(comma + 1);
-  }
+  const auto temperatures = ParseNumberList(engine.dflash_confidence_head_temperature);
   const std::string shown = sources.Shown("dflash-confidence-head-temperature");
-  if (!is_valid) {
+  if (!temperatures) {
     problems.push_back(fmt::format("{} is \"{}\" but must be a number or numbers separated by commas", shown,
                                    Escape(engine.dflash_confidence_head_temperature, 64)));
-  } else if (count > 1 && engine.num_drafts && count != *engine.num_drafts) {
-    problems.push_back(fmt::format("{} has {} numbers but there are {} drafts; give one number or one per draft", shown, count, *engine.num_drafts));
+  } else if (temperatures->size() > 1 && engine.num_drafts && static_cast<int64_t>(temperatures->size()) != *engine.num_drafts) {
+    problems.push_back(fmt::format("{} has {} numbers but there are {} drafts; give one number or one per draft", shown, temperatures->size(), *engine.num_drafts));
   }
 }
 

@@ -2,14 +2,14 @@
 #include "engine/engine_config.h"
 
 #include <algorithm>
-#include <charconv>
-#include <cmath>
-#include <string_view>
+#include <optional>
+#include <utility>
 
 #include <fmt/format.h>
 
 #include "core/config_env.h"
 #include "core/escape.h"
+#include "core/number_list.h"
 #include "core/log.h"
 #include "core/options.h"
 
@@ -17,6 +17,7 @@ namespace deepinfer::engine {
 namespace {
 
 constexpr int64_t kProductionBatchedTokens = 2048;  // of the CPU
+constexpr int kMostDraftsByDefault = 5;
 constexpr int64_t kLibraryBatchedTokens = 4096;
 constexpr int64_t kTableAlign = 64;
 
@@ -42,7 +43,7 @@ void ApplyConfig(const Config& config, Defaults defaults, EngineOptions& options
 
   const EngineConfig& engine = config.engine;
   options.max_num_seqs = static_cast<int>(engine.max_num_seqs);
-  options.max_num_batched_tokens = engine.max_num_batched_tokens.value_or(is_production ? std::max(kProductionBatchedTokens, engine.max_num_seqs * 6) : 0);
+  options.max_num_batched_tokens = engine.max_num_batched_tokens.value_or(is_production ? std::max(kProductionBatchedTokens, engine.max_num_seqs * (1 + kMostDraftsByDefault)) : 0);
   options.chunked_prefill = engine.chunked_prefill.value_or(is_production);
   options.lookahead_tokens = engine.lookahead_tokens;
   options.stop_preempted_request = engine.stop_preempted_request.value_or(!is_production);
@@ -102,8 +103,7 @@ Result<CacheMode> ParseCacheMode(const std::string& name) {
 }
 
 Result<int> NumDrafts(const EngineOptions& options, int draft_block) {
-  constexpr int kMostByDefault = 5;
-  if (options.num_drafts < 0) return std::min(kMostByDefault, draft_block);
+  if (options.num_drafts < 0) return std::min(kMostDraftsByDefault, draft_block);
   if (options.num_drafts > draft_block)
     return InvalidArgument(draft_block == 0 ? fmt::format("num_drafts is {} but this checkpoint has no draft head; use 0", options.num_drafts)
                                             : fmt::format("num_drafts is {} but the draft head of this checkpoint makes {} at most",
@@ -113,27 +113,15 @@ Result<int> NumDrafts(const EngineOptions& options, int draft_block) {
 }
 
 Result<std::vector<float>> ParseConfidenceTemperatures(const std::string& text, int num_drafts) {
-  std::vector<float> values;
-  std::string_view rest = text;
-  for (;;) {
-    const size_t comma = rest.find(',');
-    std::string_view item = rest.substr(0, comma);
-    while (item.starts_with(' ')) item.remove_prefix(1);
-    while (item.ends_with(' ')) item.remove_suffix(1);
-    float value = 0;
-    const auto [stop, error] = std::from_chars(item.data(), item.data() + item.size(), value);
-    if (error != std::errc() || stop != item.data() + item.size() || !std::isfinite(value))
-      return InvalidArgument(fmt::format("confidence_temperature is \"{}\" but must be a number or numbers separated by commas", Escape(text, 64)),
-                             "confidence_temperature");
-    values.push_back(value);
-    if (comma == std::string_view::npos) break;
-    rest.remove_prefix(comma + 1);
-  }
-  if (values.size() > 1 && values.size() != static_cast<size_t>(num_drafts))
-    return InvalidArgument(fmt::format("confidence_temperature has {} numbers but there are {} drafts; give one number or one per draft",
-                                       values.size(), num_drafts),
+  std::optional<std::vector<float>> values = ParseNumberList(text);
+  if (!values)
+    return InvalidArgument(fmt::format("confidence_temperature is \"{}\" but must be a number or numbers separated by commas", Escape(text, 64)),
                            "confidence_temperature");
-  return values;
+  if (values->size() > 1 && values->size() != static_cast<size_t>(num_drafts))
+    return InvalidArgument(fmt::format("confidence_temperature has {} numbers but there are {} drafts; give one number or one per draft",
+                                       values->size(), num_drafts),
+                           "confidence_temperature");
+  return *std::move(values);
 }
 
 Result<EngineLimits> DeriveLimits(const EngineOptions& options, int64_t longest_model_len, int num_drafts) {
