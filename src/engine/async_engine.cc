@@ -6,11 +6,11 @@
 
 #include <fmt/format.h>
 
+#include "constrain/structured_output.h"
 #include "constrain/tokenizer_view.h"
 #include "constrain/xgrammar_backend.h"
 #include "engine/engine_config.h"
 #include "engine/output_queue.h"
-#include "constrain/structured_output.h"
 #include "engine/text_stream.h"
 #include "engine/token_policy.h"
 #include "sampling/params.h"

@@ -8,10 +8,10 @@
 
 #include <fmt/format.h>
 
+#include "constrain/structured_output.h"
 #include "core/check.h"
 #include "core/log.h"
 #include "engine/generator.h"
-#include "constrain/structured_output.h"
 #include "sampling/params.h"
 
 namespace deepinfer::engine {

@@ -294,7 +294,7 @@ Result<protocols::ConvertedRequest> LLM::Impl::Convert(const std::vector<ChatMes
   body["messages"] = Json::array();
   for (const ChatMessage& message : messages) body["messages"].push_back(MessageJson(message));
   body["thinking"] = {{"type", options.thinking ? "enabled" : "disabled"}};
-  if (options.thinking) body["reasoning_effort"] = static_cast<uint64_t>(std::max(options.effort, 0));  // as a parsed text has it
+  if (options.thinking) body["reasoning_effort"] = options.effort;
   if (!options.tools_json.empty()) {
     Result<Json> tools = ParseJson(options.tools_json);
     if (!tools.ok()) return Status(tools.status()).WithContext("tools");
