@@ -164,13 +164,9 @@ Result<ConvertedRequest> ConvertChatRequest(ChatRequest request, const ConvertOp
   out.inference.parallel_tool_calls = request.parallel_tool_calls;
   if (options.reject_missing_reasoning) DI_RETURN_IF_ERROR(CheckReasoningHistory(out));
 
-  out.model = std::move(request.model);
-  out.stream = request.stream;
+  TakeEnvelope(request, out);
   out.include_usage = request.include_usage.value_or(false);
   out.has_usage_chunk = out.include_usage && options.openai_usage_chunk;
-  out.cache_salt = std::move(request.cache_salt);
-  out.cache_mode = request.cache_mode;
-  out.priority = request.priority;
   FinishConversion(options, out);
   return out;
 }

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "protocols/api.h"
 #include "protocols/inference_options.h"
@@ -38,6 +39,16 @@ struct ConvertedRequest {
   std::optional<CacheMode> cache_mode;
   std::optional<int> priority;  // 0 interactive, 1 standard, 2 batch
 };
+
+// What every protocol's request has beside the conversation.
+template <typename Request>
+void TakeEnvelope(Request& request, ConvertedRequest& out) {
+  out.model = std::move(request.model);
+  out.stream = request.stream;
+  out.cache_salt = std::move(request.cache_salt);
+  out.cache_mode = request.cache_mode;
+  out.priority = request.priority;
+}
 
 // Renders the prompt and fills in the parser options that follow from it.
 void FinishConversion(const ConvertOptions& options, ConvertedRequest& request);

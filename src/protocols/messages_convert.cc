@@ -313,11 +313,7 @@ Result<ConvertedRequest> ConvertMessagesRequest(MessagesRequest request, const C
   out.inference.parallel_tool_calls = request.parallel_tool_calls;
   if (options.reject_missing_reasoning) DI_RETURN_IF_ERROR(CheckReasoningHistory(out));
 
-  out.model = std::move(request.model);
-  out.stream = request.stream;
-  out.cache_salt = std::move(request.cache_salt);
-  out.cache_mode = request.cache_mode;
-  out.priority = request.priority;
+  TakeEnvelope(request, out);
   FinishConversion(options, out);
   return out;
 }

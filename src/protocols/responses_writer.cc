@@ -171,12 +171,8 @@ class ResponsesWriter : public ResponseWriter {
     fmt::format_to(std::back_inserter(item_id_), "{}_{}", id, output_idx_);
   }
 
-  void OpenItem(Item item, std::string& out) {
-    CloseItem(/*is_incomplete=*/false, /*is_before_call=*/false, out);
-    SetItem(item);
-    AnnounceItem(out);
-    if (!setup_.is_stream) return;
-    BeginEvent("response.content_part.added", out);
+  void PartEvent(std::string_view name, std::string& out) {
+    BeginEvent(name, out);
     out += R"("content_index":0,)";
     AppendItemId(out);
     out += ',';
@@ -184,6 +180,14 @@ class ResponsesWriter : public ResponseWriter {
     out += R"(,"part":)";
     AppendPart(out);
     EndEvent(out);
+  }
+
+  void OpenItem(Item item, std::string& out) {
+    CloseItem(/*is_incomplete=*/false, /*is_before_call=*/false, out);
+    SetItem(item);
+    AnnounceItem(out);
+    if (!setup_.is_stream) return;
+    PartEvent("response.content_part.added", out);
   }
 
   void BeginCall(const OutputEvent& event, std::string& out) {
@@ -315,14 +319,7 @@ class ResponsesWriter : public ResponseWriter {
         out += R"(,"text":)";
         AppendJsonString(text_, out);
         out += "}\n\n";
-        BeginEvent("response.content_part.done", out);
-        out += R"("content_index":0,)";
-        AppendItemId(out);
-        out += ',';
-        AppendOutputIndex(out);
-        out += R"(,"part":)";
-        AppendPart(out);
-        EndEvent(out);
+        PartEvent("response.content_part.done", out);
         break;
     }
   }
