@@ -12,6 +12,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "engine/answers.h"
 #include "engine/generator.h"
 #include "fake_step_model.h"
 #include "sampling/params.h"
@@ -21,13 +22,6 @@ namespace {
 
 constexpr int kVocab = 40;
 constexpr int32_t kEnd = 3;
-
-struct Answer {
-  std::vector<int32_t> ids;
-  std::vector<float> logprobs;
-  FinishReason reason = FinishReason::kNone;
-  bool operator==(const Answer&) const = default;
-};
 
 EngineCoreOptions Options() {
   EngineCoreOptions o;
@@ -110,22 +104,6 @@ Answer Reference(const EngineRequest& request, const EngineCoreOptions& o, int s
     }
   }
   return answer;
-}
-
-std::vector<Answer> Collect(RequestHandle& handle) {
-  std::vector<Answer> answers(static_cast<size_t>(handle.num_samples()));
-  CoreOutput output;
-  while (handle.Next(output)) {
-    Answer& answer = answers.at(static_cast<size_t>(output.sample));
-    EXPECT_EQ(answer.reason, FinishReason::kNone);
-    if (output.token.token_id >= 0) {
-      answer.ids.push_back(output.token.token_id);
-      answer.logprobs.push_back(output.token.logprob);
-      EXPECT_EQ(output.token.num_output_tokens, static_cast<int64_t>(answer.ids.size()));
-    }
-    answer.reason = output.finish_reason;
-  }
-  return answers;
 }
 
 void ExpectAllLikeReference(EngineCoreOptions options, uint64_t seed, int num_requests, int num_threads = 1) {

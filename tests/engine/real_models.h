@@ -14,6 +14,7 @@
 #include <gtest/gtest.h>
 
 #include "backends/registry.h"
+#include "engine/answers.h"
 #include "engine/engine_core.h"
 #include "engine/logits_ledger.h"
 #include "engine/model_slots.h"
@@ -57,13 +58,6 @@ inline std::unique_ptr<model::Model> LoadDemo(ModelSetup setup = {model::Decoder
   return LoadModel(DemoDir(), text::Tokenizer::Load(DemoDir()).value()->BuildCompressedVocab().map, setup);
 }
 
-struct Answer {
-  std::vector<int32_t> ids;
-  std::vector<float> logprobs;
-  FinishReason reason = FinishReason::kNone;
-  int64_t cached_tokens = 0;
-};
-
 inline bool SameBits(std::span<const float> a, std::span<const float> b) {
   return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
 }
@@ -72,25 +66,6 @@ inline void ExpectSame(const Answer& a, const Answer& b, const std::string& what
   EXPECT_EQ(a.ids, b.ids) << what;
   EXPECT_TRUE(SameBits(a.logprobs, b.logprobs)) << what;
   EXPECT_EQ(a.reason, b.reason) << what;
-}
-
-// All outputs of a request, by sample. Tokens have to be numbered without a gap, and nothing may follow the end.
-inline std::vector<Answer> Collect(RequestHandle& handle) {
-  std::vector<Answer> answers(static_cast<size_t>(handle.num_samples()));
-  CoreOutput output;
-  while (handle.Next(output)) {
-    Answer& answer = answers.at(static_cast<size_t>(output.sample));
-    EXPECT_EQ(answer.reason, FinishReason::kNone) << "an output after the last one";
-    if (output.token.token_id >= 0) {
-      answer.ids.push_back(output.token.token_id);
-      answer.logprobs.push_back(output.token.logprob);
-      EXPECT_EQ(output.token.num_output_tokens, static_cast<int64_t>(answer.ids.size()));
-    }
-    if (output.cached_tokens >= 0) answer.cached_tokens = output.cached_tokens;
-    answer.reason = output.finish_reason;
-  }
-  for (const Answer& answer : answers) EXPECT_NE(answer.reason, FinishReason::kNone) << "a sample without an end";
-  return answers;
 }
 
 inline EngineCoreOptions RealModelOptions(int64_t keep) {

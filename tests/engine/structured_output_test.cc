@@ -14,6 +14,7 @@
 #include "constrain/constraint.h"
 #include "constrain/fake_grammar.h"
 #include "constrain/structured_output.h"
+#include "engine/answers.h"
 #include "engine/engine_core.h"
 #include "engine/fake_step_model.h"
 #include "sampling/params.h"
@@ -23,13 +24,6 @@ namespace {
 
 constexpr int kVocab = 40;
 constexpr int32_t kEnd = 3;
-
-struct Answer {
-  std::vector<int32_t> ids;
-  std::vector<float> logprobs;
-  FinishReason reason = FinishReason::kNone;
-  bool operator==(const Answer&) const = default;
-};
 
 // Moves when told, from any thread.
 class SharedClock : public Clock {
@@ -207,21 +201,6 @@ Answer Reference(const EngineRequest& request, const EngineCoreOptions& o, int s
   return answer;
 }
 
-std::vector<Answer> Collect(RequestHandle& handle) {
-  std::vector<Answer> answers(static_cast<size_t>(handle.num_samples()));
-  CoreOutput output;
-  while (handle.Next(output)) {
-    Answer& answer = answers.at(static_cast<size_t>(output.sample));
-    EXPECT_EQ(answer.reason, FinishReason::kNone);
-    if (output.token.token_id >= 0) {
-      answer.ids.push_back(output.token.token_id);
-      answer.logprobs.push_back(output.token.logprob);
-      EXPECT_EQ(output.token.num_output_tokens, static_cast<int64_t>(answer.ids.size()));
-    }
-    answer.reason = output.finish_reason;
-  }
-  return answers;
-}
 Answer Only(const std::shared_ptr<RequestHandle>& handle) { return Collect(*handle)[0]; }
 
 const Answer kFailed{{0}, {TokenOutput().logprob}, FinishReason::kStructuredOutputFailed};
@@ -441,7 +420,7 @@ TEST(StructuredOutput, RequestsCanBeCancelledWhileTheirGrammarIsCompiled) {
   EXPECT_EQ(output.sample, 1);
   EXPECT_EQ(output.finish_reason, FinishReason::kAbort);
   f.backend->OpenGate();
-  const std::vector<Answer> answers = Collect(*one);
+  const std::vector<Answer> answers = CollectRest(*one);
   EXPECT_EQ(answers[0].ids, (std::vector<int32_t>{5, 6, kEnd}));
   EXPECT_TRUE(answers[1].ids.empty());
   EXPECT_EQ(answers[2].ids, (std::vector<int32_t>{5, 6, kEnd}));

@@ -19,8 +19,6 @@ const text::Tokenizer& Words() {
   return *words;
 }
 
-std::shared_ptr<constrain::CompileService> Grammars() { return DemoGrammars(); }
-
 struct Grammar {
   const char* type;
   const char* schema;
@@ -57,7 +55,7 @@ struct Outcome {
   EngineCore::Snapshot stats;
 };
 Outcome RunAll(model::Model& model, EngineCoreOptions options, const std::vector<EngineRequest>& requests) {
-  options.grammars = Grammars();
+  options.grammars = DemoGrammars();
   RealEngine engine(model, std::move(options));
   std::vector<std::shared_ptr<RequestHandle>> handles;
   for (const EngineRequest& request : requests) handles.push_back(engine.core->Submit(request).value());
@@ -83,7 +81,7 @@ TEST(S9, GreedyTokensDoNotDependOnDraftsOrSteps) {
                                                              {"schema", requests[i].params.so_args->schema},
                                                              {"max_whitespace_cnt", 2}})
                                       .value();
-    const auto matcher = Grammars()->Compile(spec).value()->NewMatcher().value();
+    const auto matcher = DemoGrammars()->Compile(spec).value()->NewMatcher().value();
     for (const int32_t id : answer.ids) EXPECT_TRUE(matcher->Accept(id).value()) << "request " << i;
     EXPECT_EQ(matcher->IsTerminated(), answer.reason == FinishReason::kStop);
   }
