@@ -21,6 +21,8 @@ constexpr size_t kMaxPipelined = 64 << 10;
 // Answers that wait to be sent before a further pipelined request is taken.
 constexpr size_t kMaxUnsent = 256 << 10;
 constexpr size_t kMaxWrite = 256 << 10;
+// Smaller bodies are not counted.
+constexpr int64_t kCountedBytes = 256 << 10;
 // Buffers of an idle connection are given back above this.
 constexpr size_t kKeptBytes = 4 << 10;
 // Size of a chunk in hexadecimal, filled in when it is known.
@@ -114,10 +116,11 @@ void Exchange::Abort(std::string_view reason) {
 
 // ---- connection -----------------------------------------------------------------------------------------------------------
 
-Connection::Connection(std::shared_ptr<Socket> socket, IoThread& io, RequestHandler& handler, const ConnectionLimits& limits)
-    : socket_(std::move(socket)), io_(io), handler_(handler), limits_(limits) {}
+Connection::Connection(std::shared_ptr<Socket> socket, IoThread& io, RequestHandler& handler, const ConnectionLimits& limits,
+                       std::atomic<int64_t>& all_body_bytes)
+    : socket_(std::move(socket)), io_(io), handler_(handler), limits_(limits), all_body_bytes_(all_body_bytes) {}
 
-Connection::~Connection() = default;
+Connection::~Connection() { ForgetBody(); }
 
 void Connection::Start() {
   io_.AddTicked(this);
@@ -230,6 +233,10 @@ size_t Connection::FeedParser(std::string_view data) {
       Flush();
     }
   }
+  if (exchange_ != nullptr && !CountBody()) {
+    Refuse(503, "the server has no memory for further request bodies; try again later");
+    return used;
+  }
   if (parsed == HttpParser::State::kDone) {
     exchange_->request = parser_->Take();
     exchange_->record.bytes_in = body_bytes_;
@@ -239,6 +246,18 @@ size_t Connection::FeedParser(std::string_view data) {
     handler_.OnRequest(exchange_);
   }
   return used;
+}
+
+bool Connection::CountBody() {
+  if (body_bytes_ - counted_bytes_ < kCountedBytes) return true;
+  const int64_t added = body_bytes_ - counted_bytes_;
+  counted_bytes_ = body_bytes_;
+  return all_body_bytes_.fetch_add(added) + added <= limits_.max_all_body_bytes;
+}
+
+void Connection::ForgetBody() {
+  if (counted_bytes_ > 0) all_body_bytes_.fetch_sub(counted_bytes_);
+  counted_bytes_ = 0;
 }
 
 void Connection::MakeExchange() {
@@ -283,6 +302,7 @@ void Connection::EndExchange(Exchange& exchange) {
   exchange_.reset();
   exchange.connection_ = nullptr;
   exchange.observer_.reset();
+  ForgetBody();
   exchange.record.end_ns = Now();
   exchange.record.bytes_out += static_cast<int64_t>(out_.size());
   parser_.reset();

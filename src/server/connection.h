@@ -4,6 +4,7 @@
 // rules about clients that go away (operations.md 1.4 of the specification). Lives on one I/O thread.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -24,11 +25,14 @@ struct ConnectionLimits {
   int64_t idle_ns = 300'000'000'000;     // between requests
   int64_t write_ns = 120'000'000'000;    // for a quarter of a MiB to leave
   int64_t linger_ns = 10'000'000'000;    // for the peer to close after we have
+  int64_t max_all_body_bytes = int64_t{2} << 30;  // of all requests together; more get 503
 };
 
 class Connection : public SocketUser, public IoTicked, public std::enable_shared_from_this<Connection> {
  public:
-  Connection(std::shared_ptr<Socket> socket, IoThread& io, RequestHandler& handler, const ConnectionLimits& limits);
+  // `all_body_bytes`: of all connections; it and the others outlive the connection.
+  Connection(std::shared_ptr<Socket> socket, IoThread& io, RequestHandler& handler, const ConnectionLimits& limits,
+             std::atomic<int64_t>& all_body_bytes);
   ~Connection() override;
 
   void Start();
@@ -49,6 +53,9 @@ class Connection : public SocketUser, public IoTicked, public std::enable_shared
   void Process(std::string_view data);
   size_t FeedParser(std::string_view data);
   void MakeExchange();
+  // False: the bodies of all requests together are too large.
+  bool CountBody();
+  void ForgetBody();
   void Refuse(int status, const std::string& message);
   void WantRead();
   void Flush();
@@ -62,6 +69,7 @@ class Connection : public SocketUser, public IoTicked, public std::enable_shared
   IoThread& io_;
   RequestHandler& handler_;
   const ConnectionLimits& limits_;
+  std::atomic<int64_t>& all_body_bytes_;
   std::function<void(Connection*)> on_closed_;
 
   State state_ = State::kOpening;
@@ -73,6 +81,7 @@ class Connection : public SocketUser, public IoTicked, public std::enable_shared
   int64_t since_ns_ = 0;       // of the state
   int64_t write_since_ns_ = 0;
   int64_t body_bytes_ = 0;
+  int64_t counted_bytes_ = 0;  // in all_body_bytes_
   bool is_reading_ = false, is_watching_ = false, is_write_open_ = false;
   bool is_processing_ = false;
   bool keep_alive_ = true;

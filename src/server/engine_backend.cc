@@ -36,7 +36,7 @@ class EngineBackend : public Backend {
   const text::Tokenizer& tokenizer() const override { return engine_.tokenizer(); }
   int64_t max_model_len() const override { return max_model_len_; }
   GrammarCheck grammar_check() const override {
-    if (engine_.core().options().grammars == nullptr) return nullptr;
+    if (!engine_.has_structured_output()) return nullptr;
     return [this](const StructuredOutput& so_args) { return engine_.CheckStructuredOutput(so_args); };
   }
   BackendState State() override {

@@ -62,7 +62,7 @@ void Generation::Begin(Backend& backend, std::vector<BackendRequest> requests) {
     if (is_cancelled_.load()) handles_.back()->Cancel();
     first_sample += num_samples;
   }
-  exchange_->io().Post([self = shared_from_this()] { self->Attach(); });
+  exchange_->io().Post([self = shared_from_this()] { self->Run(); });
 }
 
 void Generation::SetNames(std::string model, std::string traffic_class) {
@@ -74,11 +74,13 @@ void Generation::StopSoon(const Status& status) {
   exchange_->io().Post([self = shared_from_this(), status] { self->Stop(status); });
 }
 
+// Outputs may wake the I/O thread before Begin has returned: the first of them does this.
 void Generation::Attach() {
+  if (is_attached_) return;
+  is_attached_ = true;
   exchange_->record.model = model_;
   exchange_->record.traffic_class = traffic_class_;
   exchange_->SetObserver(shared_from_this());
-  Run();
 }
 
 // ---- the backend's thread ----------------------------------------------------------------------------------------------------
@@ -136,6 +138,7 @@ void Generation::Cancel() {
 void Generation::Run() {
   bool is_done = false, is_waiting = false;
   Status failure;
+  Attach();
   if (is_ended_ || exchange_->is_over()) return;
   {
     std::lock_guard lock(mutex_);
@@ -219,6 +222,7 @@ void Generation::OnTick(int64_t now_ns) {
 }
 
 void Generation::Stop(const Status& status) {
+  Attach();
   if (is_ended_ || exchange_->is_over()) return;
   Cancel();
   Fail(status);

@@ -46,7 +46,6 @@ class Generation : public ExchangeObserver, public IoTask, public std::enable_sh
   void StopSoon(const Status& status);
 
   // I/O thread.
-  void Attach();
   void OnGone() override;
   void OnDrained() override { Run(); }
   void OnHalfClosed() override;
@@ -54,6 +53,7 @@ class Generation : public ExchangeObserver, public IoTask, public std::enable_sh
   void Run() override;
  private:
   StreamAction OnOutput(int first_sample, const BackendOutput& output);
+  void Attach();
   void Stop(const Status& status);
   void Cancel();
   void WakeIo();
@@ -84,6 +84,7 @@ class Generation : public ExchangeObserver, public IoTask, public std::enable_sh
   std::atomic<bool> is_too_slow_{false};
 
   // I/O thread.
+  bool is_attached_ = false;
   bool is_ended_ = false;
   std::string sending_;  // keeps its memory
   int64_t begin_ns_;

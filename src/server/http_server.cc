@@ -25,7 +25,7 @@ void HttpServer::Start() {
   for (const auto& thread : threads_) thread->Start();
   for (auto& [listener, handler] : listeners_) {
     listener->Start([this, handler = handler](std::shared_ptr<Socket> socket, IoThread& io) {
-      auto connection = std::make_shared<Connection>(std::move(socket), io, *handler, limits_);
+      auto connection = std::make_shared<Connection>(std::move(socket), io, *handler, limits_, all_body_bytes_);
       Thread& state = state_.at(&io);
       state.connections.insert(connection);
       num_connections_.fetch_add(1, std::memory_order_relaxed);

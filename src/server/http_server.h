@@ -39,6 +39,7 @@ class HttpServer {
   };
 
   ConnectionLimits limits_;
+  std::atomic<int64_t> all_body_bytes_{0};  // outlives the connections that handlers in the threads hold
   std::vector<std::unique_ptr<IoThread>> threads_;
   std::map<IoThread*, Thread> state_;  // each entry is its thread's
   std::vector<std::pair<std::shared_ptr<Listener>, RequestHandler*>> listeners_;

@@ -49,6 +49,9 @@ constexpr std::array kRows = {
     Row{"/health", Endpoint::kReadyz, "health", "GET", Api::kChat, false},
     Row{"/metrics", Endpoint::kMetrics, "metrics", "GET", Api::kChat, false},
     Row{"/version", Endpoint::kVersion, "version", "GET", Api::kChat, false},
+    Row{"/", Endpoint::kPage, "page", "GET", Api::kChat, false},
+    Row{"/page.js", Endpoint::kPage, "page", "GET", Api::kChat, false},
+    Row{"/page.css", Endpoint::kPage, "page", "GET", Api::kChat, false},
 };
 
 }  // namespace

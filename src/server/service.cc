@@ -12,6 +12,7 @@
 #include "core/json.h"
 #include "protocols/completion_request.h"
 #include "protocols/convert_request.h"
+#include "server/page.h"
 #include "server/text_request.h"
 
 namespace deepinfer::server {
@@ -201,7 +202,10 @@ HttpResponse Service::MakeError(Exchange& exchange, const HttpRequest* head, int
     Route route;
     if (FindRoute(head->path, route)) api = route.api;
   }
-  const StatusCode code = status == 413 ? StatusCode::kTooLarge : status == 408 ? StatusCode::kDeadlineExceeded : StatusCode::kInvalidArgument;
+  const StatusCode code = status == 413   ? StatusCode::kTooLarge
+                          : status == 408 ? StatusCode::kDeadlineExceeded
+                          : status == 503 ? StatusCode::kUnavailable
+                                          : StatusCode::kInvalidArgument;
   return ErrorFor(exchange, api, Status(code, message), status);
 }
 
@@ -301,6 +305,14 @@ HttpResponse Service::Quick(Exchange& exchange, const Route& route) {
       response.content_type = "text/plain; version=0.0.4; charset=utf-8";
       response.body = registry_.TextExposition();
       break;
+    case Endpoint::kPage: {
+      const PageFile* const file = FindPageFile(exchange.request.path);
+      if (file == nullptr) return ErrorFor(exchange, route.api, NotFound("unknown route"));
+      response.content_type = std::string(file->content_type);
+      response.body = std::string(file->text);
+      response.headers = {{"Content-Security-Policy", std::string(kPagePolicy)}, {"Cache-Control", "no-cache"}, {"Referrer-Policy", "no-referrer"}};
+      break;
+    }
     default:
       response.body = DumpJson(Json{{"version", options_.version}, {"git", options_.git}, {"backend", options_.backend}});
       break;

@@ -106,7 +106,7 @@ def sse_events(text):
 def run_program(*arguments, model="demo"):
     """`deepinfer serve`; its log lines collect in server.log."""
     process = subprocess.Popen(
-        [PROGRAM, "serve", "--model", model, "--port", "0", "--admin-port", "0", *map(str, arguments)],
+        [PROGRAM, "serve", "--model", model, "--port", "0", *([] if "--admin-port" in arguments else ["--admin-port", "0"]), *map(str, arguments)],
         stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     log = []
     port = None

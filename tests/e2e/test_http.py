@@ -286,3 +286,15 @@ def test_many_idle_connections(scripted):
     assert scripted.request("POST", PATH, CHAT)[0] == 200
     for sock in socks:
         sock.close()
+
+
+def test_page(scripted):
+    for path, kind in (("/", "text/html"), ("/page.js", "text/javascript"), ("/page.css", "text/css")):
+        status, headers, body = scripted.request("GET", path)
+        assert status == 200 and headers["content-type"].startswith(kind) and body
+        assert headers["content-security-policy"].startswith("default-src 'self'")
+        assert headers["x-content-type-options"] == "nosniff"
+    page, script = scripted.request("GET", "/")[2], scripted.request("GET", "/page.js")[2]
+    assert "http://" not in page and "https://" not in page and "style=" not in page and "onclick" not in page
+    for sink in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("):
+        assert sink not in script
