@@ -51,9 +51,6 @@ ChatOptions ToChatOptions(const ConversationConfig& config) {
 protocols::ConvertOptions ToConvertOptions(const ProtocolConfig& config, const ServeConfig& serve) {
   protocols::ConvertOptions options;
   if (!serve.served_model_names.empty()) options.served_models = serve.served_model_names;
-  options.ignore_previous_response_id = serve.previous_response_id == "ignore";
-  options.openai_usage_chunk = serve.openai_usage_chunk;
-  options.messages_prefill = serve.messages_prefill;
   options.max_tools = static_cast<size_t>(serve.max_tools);
   options.max_output_tokens = serve.max_output_tokens;
   if (config.sampling_policy == "client") options.sampling_policy = protocols::SamplingPolicy::kClient;

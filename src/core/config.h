@@ -206,9 +206,6 @@ struct ServeConfig {
   std::vector<std::string> served_model_names;  // empty = the defaults of the protocols
   std::vector<std::string> allowed_hosts, allowed_origins;
   std::string tls_cert, tls_key;
-  std::string previous_response_id = "reject";  // reject, ignore
-  bool openai_usage_chunk = false;
-  bool messages_prefill = false;
   int64_t max_body_mib = 64;
   int64_t max_tools = 1024;
   int64_t max_output_tokens = 393216;

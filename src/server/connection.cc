@@ -150,7 +150,7 @@ void Connection::OnRead(SocketEvent event, std::string_view data) {
     if (in_.empty()) keep_alive_ = false;
     if (state_ != State::kResponding) {
       // What it has asked for still goes out.
-      if (state_ == State::kIdle && (is_write_open_ || !out_.empty())) return Linger();
+      if ((state_ == State::kIdle || state_ == State::kLingering) && (is_write_open_ || !out_.empty())) return Linger();
       return Gone("client_disconnected");
     }
     exchange_->is_half_closed_ = true;

@@ -184,7 +184,8 @@ Status Service::CheckKey(Exchange& exchange, const HttpRequest& head) const {
 }
 
 HttpResponse Service::ErrorFor(Exchange& exchange, Api api, const Status& status, int http_status) {
-  const Json body = protocols::ErrorBody(api, status, exchange.record.request_id);
+  const Json body = http_status != 0 ? protocols::ErrorBody(api, http_status, status.message(), exchange.record.request_id)
+                                     : protocols::ErrorBody(api, status, exchange.record.request_id);
   HttpResponse response;
   response.status = http_status != 0 ? http_status : protocols::HttpStatus(status);
   response.body = DumpJson(body);
@@ -374,7 +375,16 @@ Result<std::optional<Json>> Service::Converse(Job& job, Api api, bool is_inline)
   return std::optional<Json>();
 }
 
+// What the key may use.
+Status Service::CheckModel(const Job& job, const std::string& model) {
+  if (job.key == nullptr || job.key->models.empty()) return Status::Ok();
+  const auto& allowed = job.key->models;
+  if (std::find(allowed.begin(), allowed.end(), model) != allowed.end()) return Status::Ok();
+  return Status(StatusCode::kPermissionDenied, fmt::format("the API key may not use the model {}", Escape(model, 100)));
+}
+
 Result<std::optional<Json>> Service::Speak(Job& job, const protocols::ConvertedRequest& converted) {
+  DI_RETURN_IF_ERROR(CheckModel(job, converted.model));
   Result<engine::TextRequest> request =
       MakeTextRequest(converted, backend_.tokenizer(), options_.convert, backend_.max_model_len(), backend_.grammar_check());
   // The request's fault: clients repeat what fails with 500 or more.
@@ -392,15 +402,16 @@ Result<std::optional<Json>> Service::Speak(Job& job, const protocols::ConvertedR
 }
 
 Result<std::optional<Json>> Service::Complete(Job& job, const protocols::CompletionRequest& completion) {
+  DI_RETURN_IF_ERROR(CheckModel(job, completion.model));
   if (job.route.endpoint == Endpoint::kBetaCompletions && completion.params.max_tokens > kMaxBetaTokens) {
     return InvalidArgument(fmt::format("Invalid max_tokens value, the valid range of max_tokens is [1, {}]", kMaxBetaTokens), "max_tokens");
   }
   Result<std::vector<engine::TextRequest>> requests =
-      MakeTextRequests(completion, backend_.tokenizer(), options_.convert, backend_.grammar_check());
+      MakeTextRequests(completion, backend_.tokenizer(), backend_.grammar_check());
   if (requests.status().code() == StatusCode::kUnimplemented) return InvalidArgument(requests.status().message());
   if (!requests.ok()) return requests.status();
   if (job.traffic_class.empty()) job.traffic_class = "chat";
-  Launch(job, completion.model, MakeCompletionReply(completion, backend_.tokenizer()), *std::move(requests));
+  Launch(job, completion.model, MakeCompletionReply(completion, options_.convert, backend_.tokenizer()), *std::move(requests));
   return std::optional<Json>();
 }
 

@@ -72,6 +72,7 @@ class Service : public RequestHandler {
 
   Status CheckOrigin(Exchange& exchange, const HttpRequest& head) const;
   Status CheckKey(Exchange& exchange, const HttpRequest& head) const;
+  static Status CheckModel(const Job& job, const std::string& model);
   bool IsAllowedHost(const std::string& host) const;
   // `http_status` 0: that of `status`.
   HttpResponse ErrorFor(Exchange& exchange, protocols::Api api, const Status& status, int http_status = 0);

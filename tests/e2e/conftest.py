@@ -16,7 +16,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 BUILD = pathlib.Path(os.environ.get("DEEPINFER_BUILD_DIR", ROOT / "build"))
 PROGRAM = BUILD / "deepinfer"
-SCRIPTED = BUILD / "tests" / "server" / "scripted_server"
+SCRIPTED = BUILD / "tests" / "e2e" / "scripted_server"
 TIMEOUT_S = 120
 
 

@@ -256,6 +256,12 @@ def test_half_closed(scripted):
             assert body["usage"]["completion_tokens"] == 64
 
 
+def test_half_closed_with_a_large_answer(scripted):
+    body = {**CHAT, "max_tokens": 4000, "logprobs": True}
+    data = scripted.raw(post(body, "Connection: close\r\nx-request-id: endless\r\n"), shut=True)
+    assert parse_response(data)[2]["usage"]["completion_tokens"] == 4000
+
+
 def test_slow_reader(scripted):
     # Reads nothing for a while: other requests go on, and everything arrives in the end.
     with socket.socket() as sock:

@@ -83,6 +83,11 @@ def test_key_file(tmp_path):
         assert cached(other) > 0
         assert cached(acme, cache_salt="mine") == 0
 
+        file.write_text(json.dumps({"keys": [acme_record, {**other_record, "models": ["DeepSeek-V4.1-Flash"]}]}))
+        os.kill(server.process.pid, signal.SIGHUP)
+        wait_until(lambda: server.request("POST", PATH, CHAT, bearer(other))[0] == 403)
+        assert server.request("POST", PATH, {**CHAT, "model": "DeepSeek-V4.1-Flash"}, bearer(other))[0] == 200
+
         file.write_text(json.dumps({"keys": [{**acme_record, "expires_at": 1}, {**other_record, "scopes": ["kv:admin"]}]}))
         os.kill(server.process.pid, signal.SIGHUP)
         wait_until(lambda: server.request("POST", PATH, CHAT, bearer(acme))[0] == 401)

@@ -14,7 +14,7 @@
 #include "core/log.h"
 #include "core/metrics.h"
 #include "server/http_server.h"
-#include "server/scripted_backend.h"
+#include "e2e/scripted_backend.h"
 #include "server/service.h"
 #include "text/prompt_renderer.h"
 

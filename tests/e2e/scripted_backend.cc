@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "server/scripted_backend.h"
+#include "e2e/scripted_backend.h"
 
 #include <algorithm>
 #include <atomic>
@@ -187,7 +187,7 @@ BackendState ScriptedBackend::State() {
 
 void ScriptedBackend::Loop() {
   // Endless and silent scripts do not keep a core busy.
-  constexpr std::chrono::milliseconds kPace{2};
+  constexpr std::chrono::microseconds kPace{500};
   std::vector<std::shared_ptr<Run>> running;
   std::unique_lock lock(mutex_);
   while (true) {
