@@ -38,7 +38,7 @@ def test_thinking(client):
     assert answer.content[0].signature
 
 
-def test_tools(client):
+def test_tools(client, structured):
     answer = client.messages.create(model=MODEL, max_tokens=64, messages=FRANCE, thinking=PLAIN, tools=TOOLS, tool_choice={"type": "any"})
     assert answer.stop_reason == "tool_use"
     call = answer.content[-1]

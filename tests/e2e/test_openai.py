@@ -75,7 +75,7 @@ def test_seed(client):
     assert tale() == tale()
 
 
-def test_tools_round_trip(client):
+def test_tools_round_trip(client, structured):
     first = ask(client, tools=TOOLS, tool_choice="required").choices[0]
     assert first.finish_reason == "tool_calls"
     call = first.message.tool_calls[0]
@@ -86,7 +86,7 @@ def test_tools_round_trip(client):
     assert second.choices[0].finish_reason in ("stop", "length", "tool_calls")
 
 
-def test_tools_stream(client):
+def test_tools_stream(client, structured):
     name, arguments = None, ""
     for chunk in ask(client, tools=TOOLS, tool_choice="required", stream=True):
         for call in chunk.choices[0].delta.tool_calls or []:
@@ -95,7 +95,7 @@ def test_tools_stream(client):
     assert name == "get_weather" and json.loads(arguments)
 
 
-def test_structured_output(client):
+def test_structured_output(client, structured):
     schema = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 9}}, "required": ["n"], "additionalProperties": False}
     answer = ask(client, max_tokens=64, response_format={"type": "json_schema", "json_schema": {"name": "digit", "strict": True, "schema": schema}})
     assert 0 <= json.loads(answer.choices[0].message.content)["n"] <= 9
