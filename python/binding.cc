@@ -469,6 +469,7 @@ void BindParams(nb::module_& m) {
       .def_rw("deterministic", &EngineOptions::deterministic)
       .def_rw("num_drafts", &EngineOptions::num_drafts)
       .def_rw("varlen_verify", &EngineOptions::varlen_verify)
+      .def_rw("prompt_lookup", &EngineOptions::prompt_lookup)
       .def_rw("spec_verify", &EngineOptions::spec_verify)
       .def_rw("confidence_temperature", &EngineOptions::confidence_temperature)
       .def_rw("decode_perf_cache_dir", &EngineOptions::decode_perf_cache_dir)

@@ -72,6 +72,7 @@ struct EngineOptions {
   // --- Drafts (specification, engine 12) ---
   int num_drafts = 0;                   // verified per step; 0 = none, -1 = what the draft head was trained for, 5 at most
   bool varlen_verify = false;           // as many as pay, by confidence and measured cost
+  bool prompt_lookup = false;           // also draft what followed the newest tokens where they stood before
   std::string spec_verify = "reject";   // of requests without a seed: reject keeps the distribution, exact every token
   std::string confidence_temperature = "1.0";  // of the draft head: one number, or one per draft
   std::string decode_perf_cache_dir;    // where the measured cost of steps is kept; empty = nowhere

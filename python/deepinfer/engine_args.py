@@ -55,6 +55,7 @@ _BOOLS = (
     "batch_invariant",
     "deterministic",
     "varlen_verify",
+    "prompt_lookup",
     "compute_sum_smaller_probs",
     "disable_log_stats",
 )
@@ -93,6 +94,7 @@ class EngineArgs:
         batch_invariant, deterministic: no approximate cache hits.
         num_drafts: drafts verified per step; 0 (the default) = none, -1 = what the draft head was trained for.
         varlen_verify: as many of them as pay, by confidence and measured cost.
+        prompt_lookup: also draft what followed the newest tokens where they stood before.
         spec_verify: of requests without a seed: "reject" keeps the distribution, "exact" every token.
         confidence_temperature: of the draft head, "1.0" or one number per draft.
         decode_perf_cache_dir, decode_perf_cache_ttl_sec: where the measured cost of steps is kept, and how long.
@@ -146,6 +148,7 @@ class EngineArgs:
     deterministic: bool | None = None
     num_drafts: int | None = None
     varlen_verify: bool | None = None
+    prompt_lookup: bool | None = None
     spec_verify: str | None = None
     confidence_temperature: str | None = None
     decode_perf_cache_dir: str | None = None

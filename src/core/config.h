@@ -91,6 +91,7 @@ struct EngineConfig {
   int64_t logging_interval_step = 100;
   std::optional<int64_t> num_drafts;
   std::optional<bool> varlen_verify;
+  bool prompt_lookup = false;
   std::string spec_verify = "reject";
   std::string dflash_confidence_head_temperature = "1.0";
   std::string decode_perf_cache_dir;

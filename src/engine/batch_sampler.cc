@@ -2,6 +2,7 @@
 #include "engine/batch_sampler.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "core/check.h"
@@ -71,7 +72,7 @@ void BatchSampler::EndStep(const StepPlan& plan, const StepResult& result, std::
     if (result.num_tokens[i] < 1 || !masks_.has(row.state_slot)) continue;
     const size_t begin = i * static_cast<size_t>(result.stride), slot = static_cast<size_t>(row.state_slot);
     masks_.Continue(row.state_slot, std::span(result.tokens).subspan(begin, static_cast<size_t>(result.num_tokens[i])),
-                    drafts.subspan(slot * static_cast<size_t>(stride), static_cast<size_t>(plan.num_drafts)));
+                    drafts.subspan(slot * static_cast<size_t>(stride), static_cast<size_t>(stride)));
   }
   masks_.Launch();
 }
@@ -136,6 +137,16 @@ std::span<float> BatchSampler::DraftLogprobs(int32_t slot, size_t draft) {
   std::vector<float>& all = draft_logprobs_[static_cast<size_t>(slot)];
   if (all.empty()) all.resize(static_cast<size_t>(options_.num_drafts) * width);
   return std::span(all).subspan(draft * width, width);
+}
+
+void BatchSampler::NoteCertainDrafts(const StepRow& row, std::span<const int32_t> drafts) {
+  const SampledRequest& request = *static_cast<const SampledRequest*>(row.user);
+  if (IsExact(request) || request.params.is_greedy()) return;
+  for (size_t j = 0; j < drafts.size(); ++j) {
+    const std::span<float> logprobs = DraftLogprobs(row.state_slot, j);
+    std::ranges::fill(logprobs, -std::numeric_limits<float>::infinity());
+    logprobs[static_cast<size_t>(drafts[j])] = 0.0f;
+  }
 }
 
 bool BatchSampler::IsStopToken(const StepRow& row, int32_t token) const {

@@ -51,6 +51,7 @@ class BatchSampler : public RowSampler {
   void SampleDrafts(const StepPlan& plan, std::span<const DraftOfRow> rows, float* logits, int64_t stride,
                     std::span<int32_t> tokens) override;
   void EndStep(const StepPlan& plan, const StepResult& result, std::span<const int32_t> drafts, int stride) override;
+  void NoteCertainDrafts(const StepRow& row, std::span<const int32_t> drafts) override;
   bool IsStopToken(const StepRow& row, int32_t token) const override;
 
  private:

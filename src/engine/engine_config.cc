@@ -68,6 +68,7 @@ void ApplyConfig(const Config& config, Defaults defaults, EngineOptions& options
   options.logging_interval_step = engine.logging_interval_step;
   options.num_drafts = static_cast<int>(engine.num_drafts.value_or(is_production ? -1 : 0));
   options.varlen_verify = engine.varlen_verify.value_or(is_production);
+  options.prompt_lookup = engine.prompt_lookup;
   options.spec_verify = engine.spec_verify;
   options.confidence_temperature = engine.dflash_confidence_head_temperature;
   options.decode_perf_cache_dir = engine.decode_perf_cache_dir;
@@ -177,6 +178,7 @@ Result<SchedulerOptions> MakeSchedulerOptions(const EngineOptions& options, cons
   SchedulerOptions s;
   s.num_drafts = num_drafts;
   s.varlen_verify = options.varlen_verify;
+  s.prompt_lookup = options.prompt_lookup;
   s.max_model_len = limits.max_model_len;
   s.max_num_batched_tokens = limits.max_num_batched_tokens;
   s.max_num_seqs = options.max_num_seqs;

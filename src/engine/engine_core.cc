@@ -71,7 +71,7 @@ EngineCore::EngineCore(StepModel& model, EngineCoreOptions options)
       clock_(*options_.clock),
       sampler_(model_, options_.scheduler.num_state_slots(), options_.sampling),
       executor_(model_, sampler_, options_.scheduler.num_state_slots(), clock_,
-                {options_.scheduler.num_drafts, options_.confidence_temperatures}),
+                {options_.scheduler.num_drafts, options_.confidence_temperatures, options_.scheduler.prompt_lookup}),
       scheduler_(options_.scheduler, clock_) {
   scheduler_.SetDecodeCosts(std::move(options_.decode_costs));
   if (options_.logging_interval_steps > 0 || options_.stats.registry != nullptr)

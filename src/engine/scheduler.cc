@@ -197,6 +197,10 @@ bool Scheduler::EndPlan(StepPlan& plan) {
   pending_ops_.clear();
   if (plan.kind == StepKind::kPrefill) plan.num_drafts = NumDraftsNow();
   plan.redistributes &= options_.varlen_verify && costs_.has_curve();
+  if (options_.prompt_lookup && draft_limit_ > 0) {
+    plan.lookup_min_rate = lookup_min_rate_;
+    plan.head_tokens = plan.num_drafts > 0 ? head_tokens_ : 0;
+  }
   plan.number = ++num_plans_;
   ++num_steps_in_flight_;
   return true;
@@ -460,6 +464,13 @@ void Scheduler::ChooseVerifyLengths(StepPlan& plan) {
   const VerifyChoice usual = verify_planner_.ChooseNumRows(verify_candidates_, costs_);
   const double rate_on = usual.expected_tokens / (usual.step_ms + costs_.DraftMs(n));
   const double rate_off = static_cast<double>(n) / (costs_.ForwardMs(costs_.Bucket(n)) + costs_.SamplerMs(n));
+  head_tokens_ = static_cast<float>(usual.expected_tokens / static_cast<double>(n) - 1);
+  // A row more is worth its time if what it is expected to give is more than the step gives in that time.
+  const int64_t bucket = costs_.Bucket(n), wider = costs_.Bucket(n + draft_limit_);
+  if (wider > bucket) {
+    const double row_ms = (costs_.ForwardMs(wider) - costs_.ForwardMs(bucket)) / static_cast<double>(wider - bucket);
+    lookup_min_rate_ = static_cast<float>(std::clamp(row_ms * std::max(rate_off, draft_pause_.is_paused() ? 0.0 : rate_on), 0.05, 1.5));
+  }
   if (!draft_pause_.Update(rate_on, rate_off)) {
     plan.num_drafts = 0;
     ++stats_.num_draftless_steps;

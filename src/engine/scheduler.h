@@ -44,6 +44,7 @@ struct SchedulerOptions {
   // Number of rows per sequence by measured cost and the head's confidence, none at all where drafting does not pay; needs
   // SetDecodeCosts. Off: all drafts are verified.
   bool varlen_verify = false;
+  bool prompt_lookup = false;       // drafts from repeated text, where they are worth their rows; needs num_drafts > 0
   int64_t max_decode_gap_ms = 200;  // while sequences decode, a prefill step should last no longer; 0 = no limit
   int64_t starvation_ns = 30'000'000'000;
   int64_t max_skip_ns = 1'000'000'000;  // how long an unschedulable head is passed over
@@ -89,6 +90,7 @@ struct SchedulerStats {
   int64_t num_cached_tokens = 0;    // those that were found there
   int64_t num_output_tokens = 0;
   int64_t num_verified_drafts = 0, num_accepted_drafts = 0;
+  int64_t num_lookup_verified = 0, num_lookup_accepted = 0;  // of those, from repeated text
   int64_t num_draftless_steps = 0;  // decode steps while drafting was paused
   double confidence_error = 0;      // sum over verified drafts
   int64_t num_decode_rows = 0;      // sequences of processed decode steps
@@ -241,6 +243,7 @@ class Scheduler {
   DraftPause draft_pause_;
   MeanRates mean_rates_;
   int draft_limit_ = 0;  // of options_.num_drafts
+  float lookup_min_rate_ = 0.5f, head_tokens_ = 0;  // of the newest decode step
 
   // Scratch.
   std::vector<VerifyCandidate> verify_candidates_;

@@ -43,6 +43,8 @@ void Scheduler::Process(const StepPlan& plan, const StepResult& result) {
     stats_.forward_ns += result.forward_ns;
     stats_.sample_ns += result.sample_ns;
     stats_.draft_ns += result.draft_ns;
+    stats_.num_lookup_verified += result.num_lookup_verified;
+    stats_.num_lookup_accepted += result.num_lookup_accepted;
   }
   if (plan.num_drafts > 0 && options_.varlen_verify) {
     step_rates_.assign(static_cast<size_t>(plan.num_drafts), 0.0);
@@ -70,6 +72,7 @@ void Scheduler::Process(const StepPlan& plan, const StepResult& result) {
 
 void DraftStats::Add(size_t position, bool is_reached, bool is_accepted, float confidence) {
   const size_t at = std::min(position, kPositions - 1);
+  if (std::isnan(confidence)) return;  // not the head's
   ++num_verified[at];
   if (!is_reached) return;
   ++num_reached[at];
@@ -122,7 +125,7 @@ void Scheduler::ProcessRow(const StepPlan& plan, const StepResult& result, size_
   }
   const int64_t count = result.num_tokens[i];
   DI_CHECK(count >= 1 && count <= (is_prefill ? 1 : options_.num_drafts + 1)) << count << " tokens of row " << i << " of step " << plan.number;
-  if (plan.Drafts(i)) {
+  if (plan.Drafts(i) && !std::isnan(result.confidences[i * static_cast<size_t>(result.stride - 1)])) {
     seq.previous_rates.swap(seq.rates);
     seq.rates.clear();
     float rate = 1.0f;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <utility>
 
 #include "core/check.h"
@@ -18,6 +19,8 @@ StepExecutor::StepExecutor(StepModel& model, RowSampler& sampler, int64_t num_sl
       last_tokens_(static_cast<size_t>(num_slots), 0),
       drafts_(static_cast<size_t>(num_slots * draft_options_.num_drafts), -1),
       confidences_(drafts_.size(), 0.0f) {
+  if (draft_options_.uses_lookup && draft_options_.num_drafts > 0) lookup_.emplace(num_slots);
+  is_lookup_.assign(static_cast<size_t>(num_slots), 0);
   DI_CHECK(draft_options_.num_drafts <= model_.max_drafts()) << draft_options_.num_drafts << " drafts, the head makes " << model_.max_drafts();
 }
 
@@ -27,7 +30,7 @@ void StepExecutor::Run(const StepPlan& plan, StepResult& result) {
   RunOps(plan);
   sampler_.Prepare(plan);
   Status status = RunRows(plan, result);
-  if (status.ok() && plan.num_drafts > 0) status = RunDrafts(plan, result);
+  if (status.ok() && (plan.num_drafts > 0 || lookup_)) status = RunDrafts(plan, result);
   if (status.ok()) sampler_.EndStep(plan, result, drafts_, draft_options_.num_drafts);
   if (!status.ok()) {
     DI_LOG(error, "step {} of {} rows failed: {}", plan.number, plan.rows.size(), status.message());
@@ -47,12 +50,16 @@ void StepExecutor::RunOps(const StepPlan& plan) {
         model_.Bind(op.to, part(plan.ids), op.valid_start, op.decoder_floor);
         sampler_.Begin(op.to);
         std::ranges::fill(DraftsOf(op.to), -1);
+        is_lookup_[static_cast<size_t>(op.to)] = 0;
+        if (lookup_) lookup_->Bind(op.to, part(plan.ids));
         break;
       case SlotOp::Kind::kLoadState: model_.LoadState(op.from, op.to); break;
       case SlotOp::Kind::kCopyState:
         model_.CopyState(op.from, op.to, op.count);
         sampler_.Begin(op.to);
         std::ranges::fill(DraftsOf(op.to), -1);
+        is_lookup_[static_cast<size_t>(op.to)] = 0;
+        if (lookup_) lookup_->Copy(op.from, op.to, op.count);
         break;
       case SlotOp::Kind::kCopyBlock: model_.CopyBlock(op.from, op.to); break;
       case SlotOp::Kind::kTable: model_.SetBlocks(op.to, op.first, part(plan.blocks)); break;
@@ -113,6 +120,7 @@ Status StepExecutor::RunRows(const StepPlan& plan, StepResult& result) {
       const StepRow& row = plan.rows[i];
       const SlotChunk& chunk = chunks_[c];
       done_[i] += static_cast<int32_t>(chunk.ids.size());
+      if (lookup_) lookup_->Append(row.state_slot, chunk.ids);
       if (done_[i] == lengths_[i]) --num_left;
       if (chunk.logits == LogitRows::kNone) continue;
       LogitsOfRow& ready = ready_.emplace_back();
@@ -123,7 +131,9 @@ Status StepExecutor::RunRows(const StepPlan& plan, StepResult& result) {
         ready.drafts = DraftsOf(row.state_slot).first(count - 1);
         ready.confidences = ConfidencesOf(row.state_slot).first(count - 1);
         result.num_verified[i] = static_cast<int32_t>(count) - 1;
-        std::ranges::copy(ready.confidences, result.verified_confidences.begin() + static_cast<std::ptrdiff_t>(i * static_cast<size_t>(result.stride - 1)));
+        const auto confidences = result.verified_confidences.begin() + static_cast<std::ptrdiff_t>(i * static_cast<size_t>(result.stride - 1));
+        std::ranges::copy(ready.confidences, confidences);
+        if (is_lookup_[static_cast<size_t>(row.state_slot)] != 0) std::fill_n(confidences, count - 1, std::numeric_limits<float>::quiet_NaN());
       }
       ready.samples = done_[i] == lengths_[i] && (plan.kind == StepKind::kDecode || row.is_last_chunk);
       ready.logits = logits.subspan(offset, count * width);
@@ -143,6 +153,17 @@ Status StepExecutor::RunRows(const StepPlan& plan, StepResult& result) {
       if (kept < model_.length(slot)) model_.Truncate(slot, kept);
       // Used up, whatever became of them.
       std::ranges::fill(DraftsOf(slot), -1);
+      if (!lookup_) continue;
+      lookup_->Truncate(slot, kept);
+      if (is_lookup_[static_cast<size_t>(slot)] != 0) {
+        const int verified = static_cast<int>(ready.drafts.size());
+        lookup_->Report(slot, verified, std::max(count - 1, 0));
+        result.num_lookup_verified += verified;
+        result.num_lookup_accepted += std::max(count - 1, 0);
+        is_lookup_[static_cast<size_t>(slot)] = 0;
+      } else {
+        lookup_->Forget(slot);
+      }
     }
     for (const StateSave& s : plan.saves) {
       const StepRow& row = plan.rows[static_cast<size_t>(s.row)];
@@ -168,9 +189,20 @@ void StepExecutor::ChooseLengths(const StepPlan& plan) {
     num_tokens += row.num_tokens;
   }
   if (plan.kind != StepKind::kDecode) return;
+  // Drafts from repeated text were made where they are worth their rows, whatever the host has planned for the head's.
+  const auto is_lookup = [&](const StepRow& row) { return is_lookup_[static_cast<size_t>(row.state_slot)] != 0; };
+  const auto set_lookup_lengths = [&] {
+    for (size_t i = 0; i < plan.rows.size(); ++i) {
+      if (!is_lookup(plan.rows[i])) continue;
+      const std::span<const int32_t> drafts = DraftsOf(plan.rows[i].state_slot);
+      const auto count = static_cast<int>(std::ranges::find(drafts, -1) - drafts.begin());
+      lengths_[i] = 1 + sampler_.NumUsefulDrafts(plan.rows[i], count);
+    }
+  };
   if (!plan.redistributes) {
     // No row for a draft that its sequence's grammar is known to refuse.
     for (size_t i = 0; i < plan.rows.size(); ++i) lengths_[i] = 1 + sampler_.NumUsefulDrafts(plan.rows[i], lengths_[i] - 1);
+    set_lookup_lengths();
     return;
   }
   // The host knew the drafts of the step before last only. The number of rows stays.
@@ -182,7 +214,8 @@ void StepExecutor::ChooseLengths(const StepPlan& plan) {
     size_t count = 0;
     const auto most = static_cast<size_t>(sampler_.NumUsefulDrafts(row, draft_options_.num_drafts));
     float rate = row.previous_row >= 0 ? 1.0f : 0.0f;
-    for (; count < most && DraftsOf(row.state_slot)[count] >= 0; ++count) {
+    if (is_lookup(row)) num_tokens -= row.num_tokens - 1;
+    for (; !is_lookup(row) && count < most && DraftsOf(row.state_slot)[count] >= 0; ++count) {
       rate *= ConfidencesOf(row.state_slot)[count];
       rates_[i * n + count] = rate;
     }
@@ -190,6 +223,25 @@ void StepExecutor::ChooseLengths(const StepPlan& plan) {
     verify_candidates_.push_back({rates, rates});
   }
   verify_planner_.DistributeRows(verify_candidates_, num_tokens, lengths_);
+  set_lookup_lengths();
+}
+
+bool StepExecutor::LookUp(const StepPlan& plan, size_t i) {
+  if (!lookup_ || plan.lookup_min_rate > 1) return false;
+  const int32_t slot = plan.rows[i].state_slot;
+  const std::span<int32_t> drafts = DraftsOf(slot);
+  const float acceptance = lookup_->acceptance(slot);
+  size_t wanted = 0;
+  float expected = 0;
+  for (float rate = acceptance; wanted < drafts.size() && rate >= plan.lookup_min_rate; rate *= acceptance, ++wanted) expected += rate;
+  if (wanted == 0 || (plan.Drafts(i) && expected < plan.head_tokens)) return false;
+  const size_t count = lookup_->Propose(slot, last_tokens_[static_cast<size_t>(slot)], drafts.first(wanted));
+  std::fill(drafts.begin() + static_cast<std::ptrdiff_t>(count), drafts.end(), -1);
+  if (count == 0) return false;
+  std::ranges::fill(ConfidencesOf(slot), acceptance);
+  sampler_.NoteCertainDrafts(plan.rows[i], drafts.first(count));
+  is_lookup_[static_cast<size_t>(slot)] = 1;
+  return true;
 }
 
 Status StepExecutor::RunDrafts(const StepPlan& plan, StepResult& result) {
@@ -197,7 +249,8 @@ Status StepExecutor::RunDrafts(const StepPlan& plan, StepResult& result) {
   slot_drafts_.clear();
   for (size_t i = 0; i < plan.rows.size(); ++i) {
     const StepRow& row = plan.rows[i];
-    if (!plan.Drafts(i) || result.num_tokens[i] < 1 || (plan.kind == StepKind::kPrefill && !row.is_last_chunk)) continue;
+    if (result.num_tokens[i] < 1 || (plan.kind == StepKind::kPrefill && !row.is_last_chunk)) continue;
+    if (LookUp(plan, i) || !plan.Drafts(i)) continue;
     draft_rows_.push_back({static_cast<int32_t>(i), model_.length(row.state_slot) + 1, {}});
     slot_drafts_.push_back({row.state_slot, last_tokens_[static_cast<size_t>(row.state_slot)]});
   }

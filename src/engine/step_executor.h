@@ -7,11 +7,13 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "core/clock.h"
 #include "core/status.h"
+#include "engine/lookup_drafter.h"
 #include "engine/step_model.h"
 #include "engine/step_plan.h"
 #include "engine/verify_schedule.h"
@@ -59,6 +61,8 @@ class RowSampler {
   virtual void EndStep(const StepPlan& plan, const StepResult& result, std::span<const int32_t> drafts, int stride) {
     (void)plan, (void)result, (void)drafts, (void)stride;
   }
+  // The row's slot has drafts that were not drawn from any distribution.
+  virtual void NoteCertainDrafts(const StepRow& row, std::span<const int32_t> drafts) { (void)row, (void)drafts; }
   // The token ends the row's sequence: what is drafted behind it is worth nothing.
   virtual bool IsStopToken(const StepRow& row, int32_t token) const {
     (void)row, (void)token;
@@ -69,6 +73,7 @@ class RowSampler {
 struct DraftOptions {
   int num_drafts = 0;               // of a step at most
   std::vector<float> temperatures;  // of the confidences: none, one, or one for each draft
+  bool uses_lookup = false;         // drafts from repeated text where the plan allows them
 };
 
 class StepExecutor {
@@ -90,6 +95,8 @@ class StepExecutor {
         .subspan(static_cast<size_t>(slot * draft_options_.num_drafts), static_cast<size_t>(draft_options_.num_drafts));
   }
   float Confidence(float logit, int draft) const;
+  // Drafts from repeated text for a row that has sampled; false: there are none that are worth it.
+  bool LookUp(const StepPlan& plan, size_t i);
   // Tokens of every row: those of the plan, handed out again where the plan says so.
   void ChooseLengths(const StepPlan& plan);
 
@@ -100,6 +107,8 @@ class StepExecutor {
   std::vector<int32_t> last_tokens_;  // by slot
   std::vector<int32_t> drafts_;       // by slot, -1 = none
   std::vector<float> confidences_;    // by slot
+  std::optional<LookupDrafter> lookup_;
+  std::vector<uint8_t> is_lookup_;    // by slot: its drafts are not the head's
 
   // Scratch of a step.
   std::vector<SlotChunk> chunks_;

@@ -76,6 +76,10 @@ struct StepPlan {
   int num_drafts = 0;      // drafts to make behind every row that samples; 0 = none
   // While drafting pauses, a step may draft behind its first rows only, to see what drafts are worth.
   int32_t num_probe_rows = 0;  // 0 = no probe
+  // Drafts from repeated text (LookupDrafter): one is worth its row from this expected acceptance on, all those before it
+  // included; above 1: there are none. They go before the head's drafts where they are worth `head_tokens` or more.
+  float lookup_min_rate = 2;
+  float head_tokens = 0;
   // Decode: the device hands out the rows again, by confidences that the host does not know yet.
   bool redistributes = false;
 
@@ -94,6 +98,8 @@ struct StepPlan {
     num_tokens = 0;
     num_drafts = 0;
     num_probe_rows = 0;
+    lookup_min_rate = 2;
+    head_tokens = 0;
     redistributes = false;
   }
 };
@@ -116,7 +122,7 @@ struct StepResult {
   // acceptance probabilities each; NaN where there is no draft).
   std::vector<int32_t> num_verified;
   std::vector<float> confidences;
-  std::vector<float> verified_confidences;  // of the drafts that were verified, laid out alike
+  std::vector<float> verified_confidences;  // of the drafts that were verified, laid out alike; NaN: not the head's
   // Statistics over the verified drafts: sum of |estimated acceptance - confidence|.
   double confidence_error = 0;
   // Of prompt tokens: values[i] belongs to the token at first_position + 1 + i.
@@ -126,6 +132,7 @@ struct StepResult {
     std::vector<float> values;
   };
   std::vector<PromptLogprobs> prompt_logprobs;
+  int64_t num_lookup_verified = 0, num_lookup_accepted = 0;  // drafts from repeated text
   int64_t duration_ns = 0;          // of the step on the device
   int64_t forward_ns = 0, sample_ns = 0, draft_ns = 0;  // its parts
 
@@ -143,6 +150,7 @@ struct StepResult {
     confidences.assign(num_rows * static_cast<size_t>(stride - 1), std::numeric_limits<float>::quiet_NaN());
     verified_confidences.assign(confidences.size(), 0.0f);
     confidence_error = 0;
+    num_lookup_verified = num_lookup_accepted = 0;
     prompt_logprobs.clear();
     duration_ns = forward_ns = sample_ns = draft_ns = 0;
   }

@@ -24,7 +24,7 @@ class RandomWriter {
       if (bytes.empty()) continue;
       if (bytes.size() != 1) continue;
       singles_.push_back(id);
-      const size_t rank = std::string_view("\"@}]").find(bytes[0]);
+      const size_t rank = std::string_view("\"@})]").find(bytes[0]);
       if (rank != std::string_view::npos) closers_[rank].push_back(id);
     }
   }
@@ -100,7 +100,7 @@ class RandomWriter {
 
   const TokenizerView& view_;
   std::mt19937_64 random_;
-  std::vector<int32_t> closers_[4];  // of strings, of the part before the @ in addresses, of objects, of lists
+  std::vector<int32_t> closers_[5];  // of strings, of the part before the @ in addresses, of objects, of terms, of lists
   std::vector<int32_t> singles_;
 };
 

@@ -9,6 +9,7 @@
 #include "constrain/compile_service.h"
 #include "constrain/constraint.h"
 #include "constrain/grammar_fixture.h"
+#include "constrain/random_text.h"
 
 namespace deepinfer::constrain {
 namespace {
@@ -166,6 +167,61 @@ TEST(Xgrammar, EbnfArithmeticAndLeftRecursion) {
   const GrammarSpec greek = Spec(GrammarKind::kEbnf, "root ::= [α-ω]+ [^α-ω] \"\\u00e9\"");
   EXPECT_TRUE(Accepts(greek, "αβγ.é"));
   EXPECT_FALSE(Accepts(greek, "abc.é"));
+}
+
+// S3: what a model with random logits writes under a grammar can be read back.
+bool ReadSum(std::string_view text, size_t& at, int depth = 0);
+bool ReadTerm(std::string_view text, size_t& at, int depth) {
+  if (depth > 3000 || at >= text.size()) return false;
+  if (text[at] == '(') {
+    ++at;
+    return ReadSum(text, at, depth + 1) && at < text.size() && text[at++] == ')';
+  }
+  const size_t begin = at;
+  while (at < text.size() && text[at] >= '0' && text[at] <= '9') ++at;
+  return at > begin;
+}
+bool ReadSum(std::string_view text, size_t& at, int depth) {
+  if (!ReadTerm(text, at, depth)) return false;
+  while (at < text.size() && (text[at] == '+' || text[at] == '-')) {
+    ++at;
+    if (!ReadTerm(text, at, depth)) return false;
+  }
+  return true;
+}
+
+TEST(Xgrammar, WhatEbnfGrammarsWriteIsReadBack) {
+  const TokenizerView view = ByteView();
+  RandomWriter writer(view, 33);
+  std::string problem;
+  size_t longest = 0;
+  for (const char* ebnf : {"root ::= term ((\"+\" | \"-\") term)*\nterm ::= [0-9]+ | \"(\" root \")\"",
+                           "root ::= root \"+\" term | root \"-\" term | term\nterm ::= [0-9]+ | \"(\" root \")\""}) {
+    const auto grammar = ByteBackend().Compile(Spec(GrammarKind::kEbnf, ebnf)).value();
+    for (int i = 0; i < 100; ++i) {
+      const auto matcher = grammar->NewMatcher().value();
+      const auto text = writer.Write(matcher.get(), &problem);
+      ASSERT_TRUE(text) << problem;
+      size_t at = 0;
+      EXPECT_TRUE(ReadSum(*text, at) && at == text->size()) << *text;
+      longest = std::max(longest, text->size());
+    }
+  }
+  EXPECT_GT(longest, 20u);
+  // Two bytes of each letter, one code point each.
+  const auto greek = ByteBackend().Compile(Spec(GrammarKind::kEbnf, "root ::= [α-ω]+ \"\\u00e9\"")).value();
+  for (int i = 0; i < 100; ++i) {
+    const auto matcher = greek->NewMatcher().value();
+    const auto text = writer.Write(matcher.get(), &problem);
+    ASSERT_TRUE(text) << problem;
+    ASSERT_GE(text->size(), 4u);
+    ASSERT_EQ(text->size() % 2, 0u);
+    EXPECT_EQ(text->substr(text->size() - 2), "\xc3\xa9");
+    for (size_t k = 0; k + 2 < text->size(); k += 2) {
+      const int point = ((*text)[k] & 0x1f) << 6 | ((*text)[k + 1] & 0x3f);
+      EXPECT_TRUE(point >= 0x3b1 && point <= 0x3c9) << point;
+    }
+  }
 }
 
 TEST(Xgrammar, ConcurrentCompilationsAndMatchers) {

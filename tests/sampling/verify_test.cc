@@ -55,6 +55,28 @@ TEST(Verify, RejectionEmitsTheTargetDistribution) {
   EXPECT_NEAR(static_cast<double>(num_accepted) / kRounds, overlap, 0.005);
 }
 
+// Drafts that nobody drew: always the same token, with certainty.
+TEST(Verify, RejectionOfCertainDraftsEmitsTheTargetDistribution) {
+  const std::vector<float> target = Logs(kTarget);
+  DrawWorkspace workspace;
+  for (const int32_t d : {0, 1, 4, 7}) {
+    std::vector<double> certain(kTarget.size(), 0.0);
+    certain[static_cast<size_t>(d)] = 1.0;
+    const std::vector<float> draft = Logs(certain);
+    std::vector<int> counts(target.size());
+    constexpr int kRounds = 200000;
+    for (int32_t position = 0; position < kRounds; ++position)
+      ++counts[static_cast<size_t>(VerifyByRejection(target, d, draft, 12, position, workspace).id)];
+    EXPECT_EQ(counts[4], 0);
+    double chi_square = 0;
+    for (size_t i = 0; i < kTarget.size(); ++i) {
+      const double expected = kRounds * kTarget[i];
+      if (expected > 0) chi_square += (counts[i] - expected) * (counts[i] - expected) / expected;
+    }
+    EXPECT_LT(chi_square, 22.5) << d;
+  }
+}
+
 TEST(Verify, EqualDistributionsAcceptAlways) {
   const std::vector<float> target = Logs({0.5, 0.3, 0.2});
   DrawWorkspace workspace;

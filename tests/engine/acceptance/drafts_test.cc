@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "engine/batch_buckets.h"
+#include "engine/demo_grammars.h"
 #include "engine/real_models.h"
 #include "engine/scripted_drafts.h"
 #include "sampling/draw.h"
@@ -230,7 +231,7 @@ TEST(T5, RejectionKeepsTheDistributionOfTheDemoModel) {
   EXPECT_LT(num_accepted, kRounds) << "nothing was ever rejected";
 }
 
-// 100 greedy requests on the demo model: without drafts, and with them in every arrangement.
+// 100 greedy requests on the demo model, a quarter of them with a grammar: without drafts, and with them in every arrangement.
 TEST(Speculation, AHundredGreedyRequestsInEveryArrangement) {
   const auto words = text::Tokenizer::Load(DemoDir()).value();
   const std::array<const char*, 6> questions = {"Tell me a story about a cat named ", "What is the capital of ", "Repeat exactly: red fox ",
@@ -251,13 +252,26 @@ TEST(Speculation, AHundredGreedyRequestsInEveryArrangement) {
     const std::vector<int32_t> question = words->EncodeFull(text);
     r.prompt_ids.insert(r.prompt_ids.end(), question.begin(), question.end());
     r.params.temperature = 0;
-    r.params.max_tokens = static_cast<int64_t>(1 + rng() % 30);
+    r.params.max_tokens = static_cast<int64_t>(1 + rng() % 20);
     if (i % 5 == 1) r.params.frequency_penalty = 0.3;
-    if (i % 7 == 1) r.params.min_tokens = std::min<int64_t>(r.params.max_tokens, 8);
+    if (i % 4 == 3 && constrain::HasXgrammar()) {
+      const std::array<std::array<const char*, 2>, 3> grammars = {{
+          {"regex", "[A-Z][a-z]+( [a-z]+){2,9}\\."},
+          {"json", R"({"type":"object","properties":{"name":{"type":"string","maxLength":8},"age":{"type":"integer"}},"required":["name","age"]})"},
+          {"ebnf", "root ::= item (\", \" item)*\nitem ::= [A-Z] [a-z]{1,9} | [0-9]+"},
+      }};
+      const auto& grammar = grammars[rng() % grammars.size()];
+      StructuredOutput& so_args = r.params.so_args.emplace();
+      so_args.schema_type = grammar[0];
+      so_args.schema = grammar[1];
+      so_args.max_whitespace_cnt = 2;
+    }
+    if (i % 7 == 1 && !r.params.so_args) r.params.min_tokens = std::min<int64_t>(r.params.max_tokens, 8);
   }
   const auto options = [&](int num_drafts) {
     EngineCoreOptions o = RealModelOptions(kDemoKeep);
     o.scheduler.num_drafts = num_drafts;
+    if (constrain::HasXgrammar()) o.grammars = DemoGrammars();
     return o;
   };
   std::vector<Answer> plain;
@@ -281,11 +295,16 @@ TEST(Speculation, AHundredGreedyRequestsInEveryArrangement) {
   arrangements.back().options.decode_costs = NoisyCosts(2, 96);
   arrangements.back().options.scheduler.num_blocks = 7;
   arrangements.back().options.is_async = false;
-  arrangements.push_back({"preempted", options(3)});
+  arrangements.push_back({"repeated text too", options(5)});
+  arrangements.back().options.scheduler.prompt_lookup = true;
+  arrangements.push_back({"repeated text too, by cost, preempted", options(5)});
+  arrangements.back().options.scheduler.prompt_lookup = true;
+  arrangements.back().options.scheduler.varlen_verify = true;
+  arrangements.back().options.decode_costs = NoisyCosts(3, 96);
   arrangements.back().options.scheduler.num_blocks = 7;
   arrangements.push_back({"prefix hits", options(5)});
   arrangements.back().options.scheduler.cache_mode = CacheMode::kExact;
-  int64_t num_preempted = 0, num_cached = 0;
+  int64_t num_preempted = 0, num_cached = 0, num_lookup = 0;
   for (Arrangement& arrangement : arrangements) {
     SCOPED_TRACE(arrangement.name);
     RealEngine engine(DemoWithDrafts(), std::move(arrangement.options));
@@ -298,9 +317,11 @@ TEST(Speculation, AHundredGreedyRequestsInEveryArrangement) {
     EXPECT_GT(stats.num_accepted_drafts, 0);
     num_preempted += stats.num_preempted;
     num_cached += stats.num_cached_tokens;
+    num_lookup += stats.num_lookup_accepted;
   }
   EXPECT_GT(num_preempted, 0);
   EXPECT_GT(num_cached, 1000);
+  EXPECT_GT(num_lookup, 0);
 }
 
 }  // namespace

@@ -7,9 +7,8 @@
 
 #include <gtest/gtest.h>
 
-#include "constrain/compile_service.h"
-#include "constrain/tokenizer_view.h"
 #include "constrain/xgrammar_backend.h"
+#include "engine/demo_grammars.h"
 #include "engine/real_models.h"
 
 namespace deepinfer::engine {
@@ -20,16 +19,7 @@ const text::Tokenizer& Words() {
   return *words;
 }
 
-std::shared_ptr<constrain::CompileService> Grammars() {
-  static const auto service = std::make_shared<constrain::CompileService>(
-      [] {
-        const int width = model::ModelConfig::Load(DemoDir()).value().vocab_size;
-        return constrain::MakeXgrammarBackend(constrain::MakeTokenizerView(Words(), constrain::ViewKind::kPlain, width),
-                                              constrain::MakeTokenizerView(Words(), constrain::ViewKind::kTags, width));
-      },
-      constrain::CompileServiceOptions());
-  return service;
-}
+std::shared_ptr<constrain::CompileService> Grammars() { return DemoGrammars(); }
 
 struct Grammar {
   const char* type;
