@@ -51,10 +51,10 @@ say() { printf '\033[1m== %s\033[0m\n' "$*"; }
 
 # --- packages -------------------------------------------------------------------------------------------------------------
 BASE_PACKAGES=(g++ cmake ninja-build pkg-config git ca-certificates libfmt-dev libspdlog-dev libcli11-dev libtomlplusplus-dev
-  nlohmann-json3-dev libssl-dev prometheus-cpp-dev)
+  nlohmann-json3-dev libssl-dev prometheus-cpp-dev libboost-dev)
 TEST_PACKAGES=(libgtest-dev libgmock-dev libbenchmark-dev python3 python3-dev python3-venv python3-pip clang-16
   libclang-rt-16-dev)
-PIP_PACKAGES=(nanobind scikit-build-core pytest build jsonschema)
+PIP_PACKAGES=(nanobind scikit-build-core pytest build jsonschema openai anthropic)
 
 need_packages() {
   local missing=()
@@ -92,7 +92,7 @@ need_venv() {
     rm -rf .venv
     /usr/bin/python3 -m venv .venv
   fi
-  if ! .venv/bin/python -c 'import nanobind, scikit_build_core, pytest, build, jsonschema' 2>/dev/null; then
+  if ! .venv/bin/python -c 'import nanobind, scikit_build_core, pytest, build, jsonschema, openai, anthropic' 2>/dev/null; then
     say "installing Python packages: ${PIP_PACKAGES[*]}"
     .venv/bin/python -m pip install -q --disable-pip-version-check "${PIP_PACKAGES[@]}"
   fi

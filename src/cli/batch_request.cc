@@ -7,13 +7,12 @@
 
 #include <fmt/format.h>
 
-#include "constrain/structured_output.h"
 #include "core/escape.h"
-#include "protocols/answer_grammar.h"
 #include "protocols/completion_request.h"
 #include "protocols/completion_response.h"
 #include "protocols/convert_request.h"
 #include "protocols/protocol_stream.h"
+#include "server/text_request.h"
 
 namespace deepinfer::cli {
 
@@ -22,25 +21,8 @@ namespace {
 // Responses carry no time: a file comes out as the same bytes however often its run was interrupted.
 constexpr int64_t kCreated = 0;
 
-std::optional<engine::CacheMode> EngineMode(const std::optional<protocols::CacheMode>& mode) {
-  if (!mode) return std::nullopt;
-  switch (*mode) {
-    case protocols::CacheMode::kReplay: return engine::CacheMode::kReplay;
-    case protocols::CacheMode::kExact: return engine::CacheMode::kExact;
-    case protocols::CacheMode::kOff: return engine::CacheMode::kOff;
-  }
-  return std::nullopt;
-}
-
 // The random part of an id of the batch file.
 std::string_view Unique(std::string_view id) { return id.substr(id.rfind('_') + 1); }
-
-// A grammar that does not compile is the client's error, before anything is scheduled.
-Status CheckGrammar(const SamplingParams& params, const BatchContext& context) {
-  if (!params.so_args) return Status::Ok();
-  if (context.check_grammar == nullptr) return constrain::NoStructuredOutput();
-  return context.check_grammar(*params.so_args);
-}
 
 class ChatBatchRequest : public BatchRequest {
  public:
@@ -48,42 +30,12 @@ class ChatBatchRequest : public BatchRequest {
     DI_RETURN_IF_ERROR(context.chat_status);
     DI_ASSIGN_OR_RETURN(const protocols::ConvertedRequest converted,
                         protocols::ConvertParsedRequest(protocols::Api::kChat, body, context.convert));
-    if (!converted.prompt.images.empty()) return Unimplemented("images are not in this version; send text only");
-    const protocols::InferenceOptions& inference = converted.inference;
-    engine::TextRequest request;
-    // Without a grammar compiler offered tools are no constraint that an answer could break.
-    if (inference.constraint && (context.check_grammar != nullptr || inference.constraint->kind != protocols::ConstraintKind::kToolCall)) {
-      const int end_think_id = context.tokenizer.FindAddedToken(context.convert.tokens.end_think);
-      DI_ASSIGN_OR_RETURN(const std::optional<constrain::GrammarSpec> grammar, protocols::AnswerGrammar(converted, end_think_id));
-      request.params.so_args = constrain::StructuredOutputOf(*grammar);
-      DI_RETURN_IF_ERROR(CheckGrammar(request.params, context));
-    }
-    DI_ASSIGN_OR_RETURN(request.prompt_ids, context.tokenizer.EncodePrompt(converted.prompt.text, converted.prompt.special_ranges));
-    request.apply_token_policy = true;
-    request.hide_stop_token = true;
-    request.cache_mode = EngineMode(converted.cache_mode);
-    request.cache_salt = converted.cache_salt;
+    DI_ASSIGN_OR_RETURN(engine::TextRequest request,
+                        server::MakeTextRequest(converted, context.tokenizer, context.convert, context.max_model_len, context.check_grammar));
     SamplingParams& params = request.params;
     const int64_t num_prompt = static_cast<int64_t>(request.prompt_ids.size());
-    DI_ASSIGN_OR_RETURN(params.max_tokens,
-                        protocols::ResolveMaxTokens(inference, converted.conversation.thinking, converted.conversation.effort, num_prompt,
-                                                    context.max_model_len));
-    if (!inference.max_tokens && context.max_tokens) params.max_tokens = std::min(params.max_tokens, *context.max_tokens);
-    params.temperature = inference.temperature;
-    params.top_p = inference.top_p;
-    if (inference.seed) params.seq_seed = inference.seed;
-    else if (context.seed) params.seq_seed = *context.seed + idx;
-    const protocols::ClientSampling& client = inference.client;
-    if (client.top_k && *client.top_k > 0) params.top_k = *client.top_k;
-    if (client.min_p) params.min_p = *client.min_p;
-    if (client.repetition_penalty) params.repetition_penalty = *client.repetition_penalty;
-    if (client.frequency_penalty) params.frequency_penalty = *client.frequency_penalty;
-    if (client.presence_penalty) params.presence_penalty = *client.presence_penalty;
-    for (const auto& [token, bias] : client.logit_bias) params.logit_bias[token] = bias;
-    params.top_logprobs = inference.top_logprobs.value_or(0);
-    params.priority = converted.priority.value_or(0);
-    params.detokenize = false;  // the stream does it
-
+    if (!converted.inference.max_tokens && context.max_tokens) params.max_tokens = std::min(params.max_tokens, *context.max_tokens);
+    if (!params.seq_seed && context.seed) params.seq_seed = *context.seed + idx;
     std::unique_ptr<ChatBatchRequest> made(new ChatBatchRequest(converted, id, num_prompt, context));
     made->request_ = std::move(request);
     return std::unique_ptr<BatchRequest>(std::move(made));
@@ -145,15 +97,11 @@ class CompletionBatchRequest : public BatchRequest {
     std::unique_ptr<CompletionBatchRequest> made(new CompletionBatchRequest(context.tokenizer));
     if (parsed.prompts.size() != 1) return InvalidArgument("a line of a batch file holds one prompt; write one line for each", "prompt");
     made->info_ = protocols::MakeCompletionResponseInfo(parsed, fmt::format("cmpl-{}", Unique(id)), kCreated, context.convert, context.tokenizer);
-    engine::TextRequest& request = made->request_;
-    DI_ASSIGN_OR_RETURN(request.prompt_ids, protocols::CompletionPromptIds(parsed.prompts.front(), parsed.suffix, context.tokenizer));
-    request.params = std::move(parsed.params);
-    DI_RETURN_IF_ERROR(CheckGrammar(request.params, context));
+    DI_ASSIGN_OR_RETURN(std::vector<engine::TextRequest> requests,
+                        server::MakeTextRequests(parsed, context.tokenizer, context.check_grammar));
+    engine::TextRequest& request = made->request_ = std::move(requests.front());
     if (!parsed.has_max_tokens && context.max_tokens) request.params.max_tokens = *context.max_tokens;
     if (!request.params.seq_seed && context.seed) request.params.seq_seed = *context.seed + idx;
-    request.hide_stop_token = true;
-    request.cache_mode = EngineMode(parsed.cache_mode);
-    request.cache_salt = std::move(parsed.cache_salt);
     return std::unique_ptr<BatchRequest>(std::move(made));
   }
 

@@ -9,6 +9,7 @@ std::span<const Command> Commands() {
   static const std::vector<Command> commands = {
       GenerateCommand(),
       ChatCommand(),
+      ServeCommand(),
       BatchCommand(),
       InspectCommand(),
       DoctorCommand(),

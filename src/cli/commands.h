@@ -37,5 +37,6 @@ Command EvalNllCommand();
 Command EvalReplayCommand();
 Command GenerateCommand();
 Command InspectCommand();
+Command ServeCommand();
 
 }  // namespace deepinfer::cli

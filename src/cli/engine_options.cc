@@ -48,8 +48,11 @@ ChatOptions ToChatOptions(const ConversationConfig& config) {
   return options;
 }
 
-protocols::ConvertOptions ToConvertOptions(const ProtocolConfig& config) {
+protocols::ConvertOptions ToConvertOptions(const ProtocolConfig& config, const ServeConfig& serve) {
   protocols::ConvertOptions options;
+  if (!serve.served_model_names.empty()) options.served_models = serve.served_model_names;
+  options.max_tools = static_cast<size_t>(serve.max_tools);
+  options.max_output_tokens = serve.max_output_tokens;
   if (config.sampling_policy == "client") options.sampling_policy = protocols::SamplingPolicy::kClient;
   options.tool_choice_thinking_grammar = config.tool_choice_thinking == "grammar";
   options.reject_missing_reasoning = config.missing_reasoning == "reject";

@@ -23,7 +23,7 @@ SamplingParams WithSamplingOptions(const SamplingConfig& config, SamplingParams 
 
 ChatOptions ToChatOptions(const ConversationConfig& config);
 
-protocols::ConvertOptions ToConvertOptions(const ProtocolConfig& config);
+protocols::ConvertOptions ToConvertOptions(const ProtocolConfig& config, const ServeConfig& serve = {});
 
 // The grammar file that was given, if one was.
 Result<std::optional<StructuredOutput>> ReadGrammar(const SamplingConfig& config);

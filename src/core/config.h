@@ -196,6 +196,29 @@ struct ProtocolConfig {
   bool openai_usage_chunk = false;
 };
 
+// The HTTP server (operations.md 1 of the specification).
+struct ServeConfig {
+  std::string host = "127.0.0.1";
+  int64_t port = 8000;
+  int64_t admin_port = 9100;  // 0 = none
+  std::vector<std::string> api_keys;
+  std::string api_key_file;
+  std::string new_api_key;  // an organisation: make a key and its record, then leave
+  std::vector<std::string> served_model_names;  // empty = the defaults of the protocols
+  std::vector<std::string> allowed_hosts, allowed_origins;
+  std::string tls_cert, tls_key;
+  int64_t max_body_mib = 64;
+  int64_t max_tools = 1024;
+  int64_t max_output_tokens = 393216;
+  int64_t max_streams_per_key = 64;
+  int64_t max_queued_requests = 4096;
+  int64_t ttft_timeout_s = 600;
+  int64_t drain_seconds = 600;
+  std::string access_log = "-";  // file, "-" = stderr, "off"
+  std::string usage_log;         // file; empty = none
+  bool check_config = false;
+};
+
 struct InspectConfig {
   bool verify = false;
 };
@@ -234,6 +257,7 @@ struct Config {
   ConversationConfig conversation;
   DebugConfig debug;
   ProtocolConfig protocol;
+  ServeConfig serve;
   InspectConfig inspect;
   BatchConfig batch;
   BenchConfig bench;

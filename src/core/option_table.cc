@@ -13,9 +13,9 @@ namespace {
 constexpr double kMaxTokens = kMaxInt32;
 
 // Commands that load a model and run it.
-constexpr std::string_view kRunsModel = "generate,chat,batch,eval,bench,debug logits,debug draft";
+constexpr std::string_view kRunsModel = "generate,chat,serve,batch,eval,bench,debug logits,debug draft";
 // Commands that read a model directory.
-constexpr std::string_view kReadsModel = "generate,chat,batch,eval,bench,debug,inspect";
+constexpr std::string_view kReadsModel = "generate,chat,serve,batch,eval,bench,debug,inspect";
 constexpr std::string_view kSamples = "generate,chat";
 
 std::vector<OptionSpec> MainRows() {
@@ -42,7 +42,7 @@ std::vector<OptionSpec> MainRows() {
       {.name = "max-model-len", .group = "Model", .commands = kRunsModel, .field = DI_FIELD(model.max_model_len),
        .help = "limit of prompt plus output in tokens; lower it to save memory", .kind = kInt, .value_name = "TOKENS", .min = 0,
        .max = kMaxInt32, .default_text = "what the checkpoint allows"},
-      {.name = "threads", .group = "Model", .commands = "generate,chat,batch,eval,bench,debug,inspect,doctor", .field = DI_FIELD(model.threads),
+      {.name = "threads", .group = "Model", .commands = "generate,chat,serve,batch,eval,bench,debug,inspect,doctor", .field = DI_FIELD(model.threads),
        .help = "compute threads; lower it to leave cores to others", .kind = kInt, .min = 0, .max = 4096,
        .default_text = "all available cores"},
       {.name = "cpu-isa", .group = "Model", .commands = kRunsModel,
@@ -50,11 +50,11 @@ std::vector<OptionSpec> MainRows() {
        .help = "instruction set of the CPU kernels; auto takes the best one, the others are for comparisons", .kind = kChoice,
        .choices = {"auto", "scalar", "avx2", "avx512"}},
 
-      {.name = "decoder-replay", .group = "Model", .commands = "generate,chat,batch,bench", .field = DI_FIELD(model.decoder_replay),
+      {.name = "decoder-replay", .group = "Model", .commands = "generate,chat,serve,batch,bench", .field = DI_FIELD(model.decoder_replay),
        .help = "run the layers behind the last key source on the end of a prompt only: off, mask (all rows, narrowed windows) or "
-               "compact (rows dropped, faster); auto = compact for `chat`, `batch` and `bench` where the checkpoint allows it, off for `generate`",
+               "compact (rows dropped, faster); auto = compact for `chat`, `serve`, `batch` and `bench` where the checkpoint allows it, off for `generate`",
        .kind = kChoice, .choices = {"auto", "off", "mask", "compact"}, .env_aliases = {"DEEPINFER_YOCO_PREFILL_TRUNCATION_MODE"}},
-      {.name = "decoder-replay-keep", .group = "Model", .commands = "generate,chat,batch,bench",
+      {.name = "decoder-replay-keep", .group = "Model", .commands = "generate,chat,serve,batch,bench",
        .field = DI_FIELD(model.decoder_replay_keep), .help = "prompt tokens that decoder replay keeps; at least the window + 6",
        .kind = kInt, .value_name = "TOKENS", .min = 0, .max = kMaxInt32, .default_text = "the window + 12: 140 for the released model",
        .env_aliases = {"DEEPINFER_YOCO_PREFILL_KEEP_TOKENS"}},
@@ -110,26 +110,26 @@ std::vector<OptionSpec> MainRows() {
        .help = "leave special tokens out of the text", .kind = kBool},
       {.name = "api", .group = "Input", .commands = "debug render,debug parse-stream", .field = DI_FIELD(debug.api),
        .help = "protocol of the request", .kind = kChoice, .choices = {"chat", "responses", "messages"}},
-      {.name = "sampling-policy", .group = "Input", .commands = "batch,debug render,debug parse-stream",
+      {.name = "sampling-policy", .group = "Input", .commands = "serve,batch,debug render,debug parse-stream",
        .field = DI_FIELD(protocol.sampling_policy),
        .help = "official = temperature and top_p as the model's vendor sets them, client = as the request says", .kind = kChoice,
        .choices = {"official", "client"}},
-      {.name = "tool-choice-thinking", .group = "Input", .commands = "batch,debug render,debug parse-stream",
+      {.name = "tool-choice-thinking", .group = "Input", .commands = "serve,batch,debug render,debug parse-stream",
        .field = DI_FIELD(protocol.tool_choice_thinking),
        .help = "a forced tool choice while thinking: reject the request, or constrain what follows the thinking by a grammar",
        .kind = kChoice, .choices = {"reject", "grammar"}},
-      {.name = "missing-reasoning", .group = "Input", .commands = "batch,debug render,debug parse-stream",
+      {.name = "missing-reasoning", .group = "Input", .commands = "serve,batch,debug render,debug parse-stream",
        .field = DI_FIELD(protocol.missing_reasoning),
        .help = "with tools and thinking, a history without its reasoning text: fill in an empty one, or reject the request", .kind = kChoice,
        .choices = {"fill", "reject"}},
-      {.name = "previous-response-id", .group = "Input", .commands = "debug render,debug parse-stream",
+      {.name = "previous-response-id", .group = "Input", .commands = "serve,debug render,debug parse-stream",
        .field = DI_FIELD(protocol.previous_response_id),
        .help = "a Responses request that continues a stored one: reject it, or answer it without the stored history", .kind = kChoice,
        .choices = {"reject", "ignore"}},
-      {.name = "messages-prefill", .group = "Input", .commands = "debug render,debug parse-stream",
+      {.name = "messages-prefill", .group = "Input", .commands = "serve,debug render,debug parse-stream",
        .field = DI_FIELD(protocol.messages_prefill),
        .help = "an assistant message at the end of a Messages request is continued instead of answered", .kind = kBool},
-      {.name = "openai-usage-chunk", .group = "Output", .commands = "debug parse-stream",
+      {.name = "openai-usage-chunk", .group = "Output", .commands = "serve,debug parse-stream",
        .field = DI_FIELD(protocol.openai_usage_chunk),
        .help = "chat streams that include usage end with a chunk without choices, for clients that look for it there", .kind = kBool},
       {.name = "kind", .group = "Input", .commands = "debug grammar", .field = DI_FIELD(debug.kind),
@@ -247,6 +247,10 @@ std::vector<OptionSpec> MakeTable() {
   const std::vector<OptionSpec> grammar = GrammarRows();
   engine.insert(engine.end(), grammar.begin(), grammar.end());
   table.insert(first_sampling, engine.begin(), engine.end());
+  // Before the rows that every command has.
+  const auto first_output = std::find_if(table.begin(), table.end(), [](const OptionSpec& spec) { return spec.name == "batch"; });
+  const std::vector<OptionSpec> serve = ServeRows();
+  table.insert(first_output, serve.begin(), serve.end());
   const std::vector<OptionSpec> accepted = AcceptedRows();
   table.insert(table.end(), accepted.begin(), accepted.end());
   return table;

@@ -8,10 +8,10 @@ namespace deepinfer {
 namespace {
 
 // Commands that run many requests together.
-constexpr std::string_view kManyRequests = "batch,bench,eval drafts";
-constexpr std::string_view kDrafts = "generate,chat,batch,bench,eval drafts";
+constexpr std::string_view kManyRequests = "serve,batch,bench,eval drafts";
+constexpr std::string_view kDrafts = "generate,chat,serve,batch,bench,eval drafts";
 // Commands that answer through the engine.
-constexpr std::string_view kAnswers = "generate,chat,batch,bench";
+constexpr std::string_view kAnswers = "generate,chat,serve,batch,bench";
 
 }  // namespace
 

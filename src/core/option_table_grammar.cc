@@ -7,7 +7,7 @@ namespace deepinfer {
 
 std::vector<OptionSpec> GrammarRows() {
   using enum OptionKind;
-  constexpr std::string_view kAnswers = "generate,chat,batch,bench";
+  constexpr std::string_view kAnswers = "generate,chat,serve,batch,bench";
   return {
       {.name = "xgrammar-timeout",
        .group = "Structured outputs",

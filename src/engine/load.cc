@@ -211,6 +211,8 @@ Result<AsyncEngine*> Engine::async_engine() {
         static_cast<int32_t>(std::clamp(memory.available_bytes / 16 / std::max<int64_t>(record_bytes, 1), kFewestRecords, kMostRecords));
   }
   DI_ASSIGN_OR_RETURN(options.grammars, MakeGrammarOptions(load, *load.clock));
+  options.core.stats.registry = load.registry;
+  options.core.stats.build = load.build;
   options.core.stats.flops = std::make_shared<model::FlopsModel>(parts.config);
   options.core.stats.drops_prompt_rows = scheduler.decoder_keep > 0 && load.decoder_replay != "mask";
   options.eos_token_id = parts.config.eos_token_id;

@@ -31,6 +31,9 @@ struct LoadOptions : EngineOptions {
   const Clock* clock = &Clock::Steady();
   // Called by the scheduler thread of the asynchronous engine after each step. Null: not measured.
   std::function<void(const StepTiming&)> on_step;
+  // Where the asynchronous engine publishes its metrics; outlives it. Null: nowhere.
+  MetricsRegistry* registry = nullptr;
+  BuildLabels build;
 };
 
 class Engine {

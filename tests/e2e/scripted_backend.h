@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A backend without a model: plays recorded outputs. The request id chooses the script: "chat.stream-plain" the golden case
+// chat/stream-plain; "endless" one token after another until it is cancelled; "silent" nothing; anything else a short answer.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/json.h"
+#include "server/backend.h"
+
+namespace deepinfer::server {
+
+class ScriptedBackend : public Backend {
+ public:
+  // `tokenizer` outlives the backend.
+  ScriptedBackend(const text::Tokenizer& tokenizer, int64_t max_model_len);
+  ~ScriptedBackend() override;
+
+  // The cases of a golden *_stream.jsonl file.
+  void AddCases(const std::vector<Json>& cases);
+  // What "load" plays: these ids over and over, `num_tokens` in all.
+  void SetLoad(std::vector<int32_t> ids, int64_t num_tokens);
+
+  Result<std::shared_ptr<BackendHandle>> Submit(BackendRequest request, BackendCallback callback) override;
+  const text::Tokenizer& tokenizer() const override { return tokenizer_; }
+  int64_t max_model_len() const override { return max_model_len_; }
+  // Scripts keep to no grammar; every one is fine.
+  GrammarCheck grammar_check() const override {
+    return [](const StructuredOutput&) { return Status::Ok(); };
+  }
+  BackendState State() override;
+
+ private:
+  struct Piece {
+    std::vector<TokenOutput> tokens;
+    std::string text;
+    int64_t num_text_tokens = 0;
+  };
+  struct Script {
+    std::vector<Piece> pieces;
+    FinishReason finish = FinishReason::kStop;
+    bool is_filtered = false;
+    int64_t prompt_tokens = -1, cached_tokens = 0;
+    int64_t num_repeats = 1;  // of the pieces; -1: until cancelled
+    bool is_silent = false;
+  };
+  class Run;
+
+  Script ParseCase(const Json& json) const;
+  void Loop();
+
+  const text::Tokenizer& tokenizer_;
+  const int64_t max_model_len_;
+  std::map<std::string, std::shared_ptr<const Script>> scripts_;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<std::shared_ptr<Run>> arrived_;  // GUARDED_BY(mutex_)
+  int64_t num_running_ = 0;                    // GUARDED_BY(mutex_)
+  bool is_stopping_ = false;                   // GUARDED_BY(mutex_)
+  std::thread thread_;
+};
+
+}  // namespace deepinfer::server
