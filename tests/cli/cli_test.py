@@ -376,6 +376,33 @@ class Debug(CliTest):
         self.assertEqual(refused.returncode, 1)
         self.assertIn("must be passed back to the API", refused.stdout.decode())
 
+    def test_protocols(self):
+        """debug render and debug parse-stream of the other protocols."""
+        prefill = json.dumps({"model": "claude-x", "thinking": {"type": "disabled"},
+                              "messages": [{"role": "user", "content": "U"}, {"role": "assistant", "content": "A"}]})
+        prompt = json.loads(run("debug", "render", "--api", "messages", stdin=prefill).stdout)["prompt"]
+        self.assertTrue(prompt.endswith("<｜Assistant｜></think>"), prompt)
+        prompt = json.loads(run("debug", "render", "--api", "messages", "--messages-prefill", stdin=prefill).stdout)["prompt"]
+        self.assertTrue(prompt.endswith("</think>A"), prompt)
+        stored = json.dumps({"model": "deepseek-flash", "input": "Hi", "previous_response_id": "resp_1"})
+        refused = run("debug", "render", "--api", "responses", stdin=stored)
+        self.assertEqual(refused.returncode, 1)
+        self.assertEqual(json.loads(refused.stdout)["error"]["body"]["error"]["message"], "previous_response_id is not supported")
+        self.assertEqual(run("debug", "render", "--api", "responses", "--previous-response-id", "ignore", stdin=stored).returncode, 0)
+
+        pieces = '"Let me see.</think>Pa"\n{"text": "ris", "tokens": 2}\n'
+        events = run("debug", "parse-stream", "--api", "messages", "--normalize", stdin=pieces).stdout.decode().splitlines()
+        names = [json.loads(event)["event"] for event in events]
+        self.assertEqual((names[0], names[-1], "ping" in names), ("message_start", "message_stop", True))
+        message = json.loads(run("debug", "parse-stream", "--api", "messages", "--normalize", "--accumulate", stdin=pieces).stdout)
+        self.assertEqual([block.get("thinking", block.get("text")) for block in message["content"]], ["Let me see.", "Paris"])
+        self.assertEqual(message["usage"]["output_tokens"], 3)
+        events = run("debug", "parse-stream", "--api", "responses", "--finish", "length", stdin=pieces).stdout.decode().splitlines()
+        last = json.loads(events[-1])
+        self.assertEqual(last["event"], "response.incomplete")
+        self.assertEqual([item["type"] for item in last["data"]["response"]["output"]], ["reasoning", "message"])
+        self.assertEqual(last["data"]["sequence_number"], len(events) - 1)
+
 
 class DamagedWeights(CliTest):
     def model_with(self, name, value):
