@@ -108,6 +108,7 @@ StreamAction TextHandle::State::OnOutput(const CoreOutput& output) {
   std::string text;
   if (has_token) {
     c.ids.push_back(output.token.token_id);
+    c.usage.completion_tokens = static_cast<int64_t>(c.ids.size());
     c.speculation.steps += output.begins_step ? 1 : 0;
     c.tokens.push_back(output.token);
     if (c.ids.size() == 1) c.timing.ttft_s = clock_.NowSeconds() - begin_s_;

@@ -8,6 +8,7 @@ MODEL = "claude-demo"  # any claude name means the served model
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 PARIS = "The capital of France is Paris."
 PLAIN = {"type": "disabled"}
+GREEDY = {"temperature": 0}  # the library has no such parameter any more; a sample may be another answer
 TOOLS = [{"name": "get_weather", "description": "Weather of a city",
           "input_schema": {"type": "object", "properties": {"city": {"type": "string", "enum": ["Paris", "Rome"]}}, "required": ["city"]}}]
 
@@ -19,14 +20,14 @@ def client(demo):
 
 
 def test_message(client):
-    answer = client.messages.create(model=MODEL, max_tokens=64, messages=FRANCE, thinking=PLAIN)
+    answer = client.messages.create(model=MODEL, max_tokens=64, messages=FRANCE, thinking=PLAIN, extra_body=GREEDY)
     assert answer.content[0].text == PARIS
     assert answer.stop_reason == "end_turn"
     assert answer.usage.output_tokens == 8
 
 
 def test_stream(client):
-    with client.messages.stream(model=MODEL, max_tokens=64, messages=FRANCE, thinking=PLAIN) as stream:
+    with client.messages.stream(model=MODEL, max_tokens=64, messages=FRANCE, thinking=PLAIN, extra_body=GREEDY) as stream:
         assert "".join(stream.text_stream) == PARIS
         assert stream.get_final_message().usage.output_tokens == 8
 
@@ -39,7 +40,7 @@ def test_thinking(client):
 
 
 def test_tools(client, structured):
-    answer = client.messages.create(model=MODEL, max_tokens=64, messages=FRANCE, thinking=PLAIN, tools=TOOLS, tool_choice={"type": "any"})
+    answer = client.messages.create(model=MODEL, max_tokens=64, messages=FRANCE, thinking=PLAIN, extra_body=GREEDY, tools=TOOLS, tool_choice={"type": "any"})
     assert answer.stop_reason == "tool_use"
     call = answer.content[-1]
     assert call.name == "get_weather" and call.input["city"] in ("Paris", "Rome")
@@ -50,12 +51,12 @@ def test_tools(client, structured):
 
 
 def test_count_tokens(client):
-    count = client.messages.count_tokens(model=MODEL, messages=FRANCE, thinking=PLAIN).input_tokens
-    assert count == client.messages.create(model=MODEL, max_tokens=1, messages=FRANCE, thinking=PLAIN).usage.input_tokens
+    count = client.messages.count_tokens(model=MODEL, messages=FRANCE, thinking=PLAIN, extra_body=GREEDY).input_tokens
+    assert count == client.messages.create(model=MODEL, max_tokens=1, messages=FRANCE, thinking=PLAIN, extra_body=GREEDY).usage.input_tokens
 
 
 def test_stop_sequence(client):
-    answer = client.messages.create(model=MODEL, max_tokens=64, messages=FRANCE, thinking=PLAIN, stop_sequences=["France"])
+    answer = client.messages.create(model=MODEL, max_tokens=64, messages=FRANCE, thinking=PLAIN, extra_body=GREEDY, stop_sequences=["France"])
     assert (answer.stop_reason, answer.stop_sequence, answer.content[0].text) == ("stop_sequence", "France", "The capital of ")
 
 
