@@ -95,7 +95,7 @@ struct Service::Slot {
 
 Service::Service(Backend& backend, const ApiKeys& keys, MetricsRegistry& registry, RequestLog& log, ServiceOptions options)
     : backend_(backend), keys_(keys), registry_(registry), log_(log), options_(std::move(options)), streams_(std::make_shared<Streams>()),
-      workers_(options_.num_workers) {}
+      body_workers_(options_.num_body_workers), grammar_workers_(options_.num_grammar_workers, options_.max_grammars_per_key) {}
 
 int64_t Service::num_active() const {
   std::lock_guard lock(streams_->mutex);
@@ -249,16 +249,21 @@ void Service::OnRequest(std::shared_ptr<Exchange> exchange) {
     job.slot = *std::move(slot);
   }
   const bool is_inline = exchange->request.body.size() <= kMaxInlineBody;
-  if (!is_inline) return Move(job, [this](Job& moved) { return Work(moved, false); });
-  Result<std::optional<Json>> result = Work(job, true);
+  if (!is_inline) return Move(job, body_workers_, [this](Job& moved) { return Work(moved); });
+  Result<std::optional<Json>> result = Work(job);
   Answer(job, std::move(result), true);
 }
 
-void Service::Move(Job& job, std::function<Result<std::optional<Json>>(Job&)> work) {
-  workers_.Post([this, job = std::make_shared<Job>(std::move(job)), work = std::move(work)] {
-    Result<std::optional<Json>> result = work(*job);
-    Answer(*job, std::move(result), false);
-  });
+void Service::Move(Job& job, WorkerPool& workers, std::function<Result<std::optional<Json>>(Job&)> work) {
+  std::string group = job.key != nullptr ? job.key->id : std::string();
+  // A body worker's own job moves on from here, and must not be asked for an answer.
+  auto shared = std::make_shared<Job>(std::move(job));
+  workers.Post(
+      [this, shared = std::move(shared), work = std::move(work)] {
+        Result<std::optional<Json>> result = work(*shared);
+        Answer(*shared, std::move(result), false);
+      },
+      std::move(group));
 }
 
 void Service::Answer(Job& job, Result<std::optional<Json>> result, bool is_inline) {
@@ -337,15 +342,15 @@ Json Service::ModelJson(const std::string& name) const {
               {"max_model_len", backend_.max_model_len()}};
 }
 
-Result<std::optional<Json>> Service::Work(Job& job, bool is_inline) {
+Result<std::optional<Json>> Service::Work(Job& job) {
   const auto some = [](Result<Json> json) -> Result<std::optional<Json>> {
     if (!json.ok()) return json.status();
     return std::optional<Json>(*std::move(json));
   };
   switch (job.route.endpoint) {
-    case Endpoint::kChat: return Converse(job, Api::kChat, is_inline);
-    case Endpoint::kResponses: return Converse(job, Api::kResponses, is_inline);
-    case Endpoint::kMessages: return Converse(job, Api::kMessages, is_inline);
+    case Endpoint::kChat: return Converse(job, Api::kChat);
+    case Endpoint::kResponses: return Converse(job, Api::kResponses);
+    case Endpoint::kMessages: return Converse(job, Api::kMessages);
     case Endpoint::kCountTokens: return some(CountTokens(job));
     default: break;
   }
@@ -356,20 +361,20 @@ Result<std::optional<Json>> Service::Work(Job& job, bool is_inline) {
   if (job.route.endpoint == Endpoint::kDetokenize) return some(Detokenize(*body));
   Result<protocols::CompletionRequest> completion = protocols::ConvertCompletionRequest(*body, options_.convert);
   if (!completion.ok()) return completion.status();
-  if (!is_inline || !completion->params.so_args) return Complete(job, *completion);
-  Move(job, [this, completion = *std::move(completion)](Job& moved) { return Complete(moved, completion); });
+  if (!completion->params.so_args) return Complete(job, *completion);
+  Move(job, grammar_workers_, [this, completion = *std::move(completion)](Job& moved) { return Complete(moved, completion); });
   return std::optional<Json>();
 }
 
-Result<std::optional<Json>> Service::Converse(Job& job, Api api, bool is_inline) {
+Result<std::optional<Json>> Service::Converse(Job& job, Api api) {
   DI_RETURN_IF_ERROR(options_.chat_status);
   Result<protocols::ConvertedRequest> converted =
       protocols::ConvertRequest(api, std::string_view(job.exchange->request.body), options_.convert);
   if (!converted.ok()) return converted.status();
   std::string().swap(job.exchange->request.body);
   // Compiling a grammar may take long.
-  if (!is_inline || !converted->inference.constraint) return Speak(job, *converted);
-  Move(job, [this, converted = std::make_shared<const protocols::ConvertedRequest>(*std::move(converted))](Job& moved) {
+  if (!converted->inference.constraint) return Speak(job, *converted);
+  Move(job, grammar_workers_, [this, converted = std::make_shared<const protocols::ConvertedRequest>(*std::move(converted))](Job& moved) {
     return Speak(moved, *converted);
   });
   return std::optional<Json>();

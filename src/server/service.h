@@ -38,7 +38,9 @@ struct ServiceOptions {
   std::vector<std::string> allowed_origins;  // web pages that may call the API; "*" = all
   std::string version, git, backend;
   int64_t created = 0;  // of the models, seconds since 1970
-  int num_workers = 2;
+  int num_body_workers = 2;     // parse large bodies
+  int num_grammar_workers = 4;  // wait for grammars to be compiled
+  int max_grammars_per_key = 2;  // at the same time
 };
 
 class Service : public RequestHandler {
@@ -57,7 +59,10 @@ class Service : public RequestHandler {
   int64_t num_active() const;
   // Ends every generation with an error. Any thread.
   void AbortAll();
-  void StopWorkers() { workers_.Stop(); }
+  void StopWorkers() {
+    body_workers_.Stop();
+    grammar_workers_.Stop();
+  }
 
  private:
   struct Streams;  // running requests of each key
@@ -80,14 +85,14 @@ class Service : public RequestHandler {
   int RetryAfterSeconds();
 
   HttpResponse Quick(Exchange& exchange, const Route& route);
-  // Any thread; `is_inline` = the exchange's own. What has an answer at once returns it; a generation returns nothing and goes on
+  // Any thread. What has an answer at once returns it; a generation returns nothing and goes on
   // by itself.
-  Result<std::optional<Json>> Work(Job& job, bool is_inline);
-  Result<std::optional<Json>> Converse(Job& job, protocols::Api api, bool is_inline);
+  Result<std::optional<Json>> Work(Job& job);
+  Result<std::optional<Json>> Converse(Job& job, protocols::Api api);
   Result<std::optional<Json>> Speak(Job& job, const protocols::ConvertedRequest& converted);
   Result<std::optional<Json>> Complete(Job& job, const protocols::CompletionRequest& completion);
-  // Goes on in a worker.
-  void Move(Job& job, std::function<Result<std::optional<Json>>(Job&)> work);
+  // Goes on in a worker. For grammars: those of one key do not take every worker.
+  void Move(Job& job, WorkerPool& workers, std::function<Result<std::optional<Json>>(Job&)> work);
   void Answer(Job& job, Result<std::optional<Json>> result, bool is_inline);
   Result<Json> CountTokens(const Job& job);
   Result<Json> Tokenize(const Json& body) const;
@@ -107,7 +112,9 @@ class Service : public RequestHandler {
   std::mutex mutex_;
   std::map<uint64_t, std::weak_ptr<Generation>> generations_;  // GUARDED_BY(mutex_)
   uint64_t next_generation_ = 0;                 // GUARDED_BY(mutex_)
-  WorkerPool workers_;
+  // Large bodies keep a processor busy for long, so that what only waits for a grammar has threads of its own.
+  WorkerPool body_workers_;
+  WorkerPool grammar_workers_;
 };
 
 }  // namespace deepinfer::server
