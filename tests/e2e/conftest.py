@@ -57,6 +57,27 @@ class Server:
         return sum(map(float, values))
 
 
+class ScriptedServer(Server):
+    """The server without a model (scripted_server.cc)."""
+
+    def command(self, line):
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+        return self.process.stdout.readline()
+
+    def play(self, name, chunks, finish="stop", **usage):
+        """Requests with the id `name` are answered with these chunks: strings, bytes, or as in the golden cases."""
+        def chunk(piece):
+            return {"text": piece} if isinstance(piece, str) else {"hex": piece.hex()} if isinstance(piece, bytes) else piece
+
+        script = {"id": name, "chunks": [chunk(piece) for piece in chunks], "finish": finish, "prompt_usage": usage or None}
+        assert self.command(json.dumps(script)) == "ok\n"
+
+    def last_request(self):
+        """prompt, max_tokens and grammar of the last request, as the engine would have got them."""
+        return json.loads(self.command("request"))
+
+
 def read_all(sock):
     data = b""
     while piece := sock.recv(1 << 16):
@@ -135,7 +156,7 @@ def run_program(*arguments, model="demo"):
 @contextlib.contextmanager
 def run_scripted(*arguments):
     process = subprocess.Popen([SCRIPTED, *map(str, arguments)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    server = Server(process, int(process.stdout.readline()))
+    server = ScriptedServer(process, int(process.stdout.readline()))
     try:
         yield server
     finally:

@@ -121,15 +121,21 @@ void ScriptedBackend::SetLoad(std::vector<int32_t> ids, int64_t num_tokens) {
     script->pieces.emplace_back().tokens.push_back(token);
   }
   script->num_repeats = num_tokens / static_cast<int64_t>(ids.size());
+  std::lock_guard lock(mutex_);
   scripts_["load"] = script;
 }
 
-void ScriptedBackend::AddCases(const std::vector<Json>& cases) {
-  for (const Json& one : cases) {
-    std::string id = one["id"].get<std::string>();
-    std::replace(id.begin(), id.end(), '/', '.');
-    scripts_[id] = std::make_shared<const Script>(ParseCase(one));
-  }
+void ScriptedBackend::AddCase(const Json& one) {
+  std::string id = one["id"].get<std::string>();
+  std::replace(id.begin(), id.end(), '/', '.');
+  auto script = std::make_shared<const Script>(ParseCase(one));
+  std::lock_guard lock(mutex_);
+  scripts_[id] = std::move(script);
+}
+
+Json ScriptedBackend::LastRequest() {
+  std::lock_guard lock(mutex_);
+  return last_request_;
 }
 
 ScriptedBackend::Script ScriptedBackend::ParseCase(const Json& json) const {
@@ -139,6 +145,12 @@ ScriptedBackend::Script ScriptedBackend::ParseCase(const Json& json) const {
     if (chunk.contains("text")) {
       piece.text = chunk["text"].get<std::string>();
       piece.num_text_tokens = chunk.value("tokens", int64_t{1});
+      continue;
+    }
+    if (chunk.contains("hex")) {
+      const std::string digits = chunk["hex"].get<std::string>();
+      for (size_t i = 0; i + 1 < digits.size(); i += 2) piece.text.push_back(static_cast<char>(std::stoi(digits.substr(i, 2), nullptr, 16)));
+      piece.num_text_tokens = chunk.value("tokens", int64_t{0});
       continue;
     }
     const auto logprobs = chunk.find("logprobs");
@@ -165,8 +177,17 @@ ScriptedBackend::Script ScriptedBackend::ParseCase(const Json& json) const {
 }
 
 Result<std::shared_ptr<BackendHandle>> ScriptedBackend::Submit(BackendRequest request, BackendCallback callback) {
-  const auto found = scripts_.find(request.request_id);
-  const std::shared_ptr<const Script> script = found != scripts_.end() ? found->second : scripts_.at("");
+  Json seen{{"prompt", tokenizer_.Decode(request.text.prompt_ids)}, {"max_tokens", request.text.params.max_tokens}, {"grammar", nullptr}};
+  if (const auto& so_args = request.text.params.so_args) {
+    seen["grammar"] = Json{{"type", so_args->schema_type}, {"schema", so_args->schema}, {"trigger", so_args->trigger_token_ids}};
+  }
+  std::shared_ptr<const Script> script;
+  {
+    std::lock_guard lock(mutex_);
+    last_request_ = std::move(seen);
+    const auto found = scripts_.find(request.request_id);
+    script = found != scripts_.end() ? found->second : scripts_.at("");
+  }
   auto run = std::make_shared<Run>(*this, script, std::move(callback), request.text.params.max_tokens, request.text.params.n);
   {
     std::lock_guard lock(mutex_);

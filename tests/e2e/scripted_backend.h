@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A backend without a model: plays recorded outputs. The request id chooses the script: "chat.stream-plain" the golden case
-// chat/stream-plain; "endless" one token after another until it is cancelled; "silent" nothing; anything else a short answer.
+// chat/stream-plain; "endless" one token after another until it is cancelled; "silent" nothing; what AddCase was given; anything
+// else a short answer.
 #pragma once
 
 #include <condition_variable>
@@ -26,8 +27,10 @@ class ScriptedBackend : public Backend {
   ScriptedBackend(const text::Tokenizer& tokenizer, int64_t max_model_len);
   ~ScriptedBackend() override;
 
-  // The cases of a golden *_stream.jsonl file.
-  void AddCases(const std::vector<Json>& cases);
+  // A case in the form of the golden *_stream.jsonl files; a piece may also be {"hex"}: bytes that need not be whole characters.
+  void AddCase(const Json& one);
+  // The last request as the engine would have got it: prompt, max_tokens and, if any, grammar.
+  Json LastRequest();
   // What "load" plays: these ids over and over, `num_tokens` in all.
   void SetLoad(std::vector<int32_t> ids, int64_t num_tokens);
 
@@ -61,10 +64,11 @@ class ScriptedBackend : public Backend {
 
   const text::Tokenizer& tokenizer_;
   const int64_t max_model_len_;
-  std::map<std::string, std::shared_ptr<const Script>> scripts_;
 
   std::mutex mutex_;
   std::condition_variable changed_;
+  std::map<std::string, std::shared_ptr<const Script>> scripts_;  // GUARDED_BY(mutex_)
+  Json last_request_;                          // GUARDED_BY(mutex_)
   std::vector<std::shared_ptr<Run>> arrived_;  // GUARDED_BY(mutex_)
   int64_t num_running_ = 0;                    // GUARDED_BY(mutex_)
   bool is_stopping_ = false;                   // GUARDED_BY(mutex_)

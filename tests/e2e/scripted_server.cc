@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A server for tests: the real HTTP layer, protocols and tokenizer in front of a scripted backend. Prints its port and runs until
-// its standard input ends. Arguments: --keys FILE, --max-streams N, --ttft-ms N, --keep-alive-ms N, --request-ms N, --origin O.
+// its standard input ends. A line there is a command, answered by a line: "keys" reads the keys again, "request" prints the last
+// request as the backend saw it, a JSON object is a script to add. Arguments: --keys FILE, --max-streams N, --ttft-ms N, --keep-alive-ms N, --request-ms N, --origin O.
 #include <cstdio>
+#include <iostream>
 #include <string>
 #include <vector>
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include "core/check.h"
 #include "core/file.h"
@@ -54,7 +55,9 @@ int Main(const std::vector<std::string>& arguments) {
   DI_CHECK(tokenizer.ok()) << tokenizer.status().ToString();
   options.convert.tokens = text::PromptTokens::FromTokenizer(**tokenizer).value();
   ScriptedBackend backend(**tokenizer, int64_t{1} << 20);
-  for (const char* api : {"chat", "responses", "messages"}) backend.AddCases(ReadCases(golden + "protocols/" + api + "_stream.jsonl"));
+  for (const char* api : {"chat", "responses", "messages"}) {
+    for (const Json& one : ReadCases(golden + "protocols/" + api + "_stream.jsonl")) backend.AddCase(one);
+  }
   const auto keys = ApiKeys::Create({}, keys_file);
   DI_CHECK(keys.ok()) << keys.status().ToString();
   MetricsRegistry registry;
@@ -69,11 +72,12 @@ int Main(const std::vector<std::string>& arguments) {
   http.Start();
   std::printf("%d\n", (*listener)->port());
   std::fflush(stdout);
-  char buffer[64];
-  while (::read(STDIN_FILENO, buffer, sizeof(buffer)) > 0) {
-    // A line: read the keys again.
-    (void)(*keys)->Reload(true);
-    std::printf("ok\n");
+  for (std::string line; std::getline(std::cin, line);) {
+    std::string answer = "ok";
+    if (line == "request") answer = DumpJson(backend.LastRequest());
+    else if (line == "keys") (void)(*keys)->Reload(true);
+    else backend.AddCase(ParseJson(line).value());
+    std::printf("%s\n", answer.c_str());
     std::fflush(stdout);
   }
   service.StopWorkers();

@@ -1,31 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The golden cases of tests/golden/protocols through the socket: requests answered or refused as recorded, recorded model output sent
-as the recorded events and bodies. The library's own tests compare prompts; here their token counts stand for them."""
+"""The golden cases of tests/golden/protocols through the socket: requests become the recorded prompts or errors, recorded model
+output, in the recorded pieces and in random ones, becomes the recorded events and bodies."""
 
 import json
+import random
 import re
+import zlib
 
 import pytest
 from conftest import ROOT, sse_events
 
 PATHS = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
-# Where the server differs on purpose (golden/protocols/README.md); tests/protocols holds what it does instead.
+# Where the server differs on purpose (golden/protocols/README.md): test_differences holds what it does instead.
 DIFFERENT = {
     "chat/stream-tool-badjson", "messages/stream-tool-badjson", "responses/stream-tool-badjson", "chat/stream-tool-no-string-attr",
     "chat/stream-end-pname-quote", "chat/file-nested", "chat/err-strict-format", "chat/err-strict-anyof-member",
     "chat/err-strict-type-list-object", "chat/err-strict-int-fraction", "chat/err-msgs-developer", "chat/param-mct",
     "messages/tool-err-custom", "messages/tc-any", "messages/tc-any-think", "messages/err-model", "chat/err-unknown-model",
-    "messages/msgs-err-redacted", "responses/param-ignored", "responses/err-unknown-model",
+    "messages/msgs-err-redacted", "responses/param-ignored",
 }
 
 
-def cases(kind):
+def golden(kind):
     for api in PATHS:
         with open(ROOT / "tests" / "golden" / "protocols" / f"{api}_{kind}.jsonl", encoding="utf-8") as lines:
-            for line in lines:
-                case = json.loads(line)
-                if case["id"] not in DIFFERENT:
-                    yield pytest.param(case, id=case["id"])
+            yield from map(json.loads, lines)
+
+
+def cases(kind):
+    return [pytest.param(case, id=case["id"]) for case in golden(kind) if case["id"] not in DIFFERENT]
+
+
+def test_every_case_is_here():
+    every = [case["id"] for kind in ("convert", "stream") for case in golden(kind)]
+    assert len(every) == len(set(every)) == 448
+    assert DIFFERENT <= set(every)
 
 
 def body_of(case):
@@ -45,7 +54,7 @@ def prompt_tokens(api, body):
     return usage["input_tokens" if api == "responses" else "prompt_tokens"]
 
 
-@pytest.mark.parametrize("case", list(cases("convert")))
+@pytest.mark.parametrize("case", cases("convert"))
 def test_request(scripted, case):
     api, expect = case["id"].split("/")[0], case["expect"]
     status, _, body = scripted.request("POST", PATHS[api], body_of(case))
@@ -61,6 +70,7 @@ def test_request(scripted, case):
         return
     assert status == 200, body
     assert prompt_tokens(api, body) == len(expect["ok"]["token_ids"])
+    assert scripted.last_request()["prompt"] == expect["ok"]["prompt"]
     if api == "messages":
         assert scripted.request("POST", "/v1/messages/count_tokens", body_of(case))[2] == {"input_tokens": len(expect["ok"]["token_ids"])}
 
@@ -161,13 +171,20 @@ def response_id(api, data):
     return data.get("message", data)["id"] if api == "messages" else data.get("response", data)["id"]
 
 
-@pytest.mark.parametrize("case", list(cases("stream")))
-def test_output(scripted, case):
-    api, expect = case["id"].split("/")[0], case["expect"]
-    headers = {"x-request-id": case["id"].replace("/", ".")}
-    request = {key: value for key, value in case["request"].items() if key not in ("stream", "stream_options")}
+def drop_counts(value):
+    """Without usage: which piece counts how many tokens is not the subject."""
+    if isinstance(value, dict):
+        return {key: drop_counts(one) for key, one in value.items() if key != "usage"}
+    return [drop_counts(one) for one in value] if isinstance(value, list) else value
 
-    status, _, body = scripted.request("POST", PATHS[api], request, headers)
+
+def check_output(server, case, script, counts=True):
+    api, expect = case["id"].split("/")[0], case["expect"]
+    headers = {"x-request-id": script}
+    request = {key: value for key, value in case["request"].items() if key not in ("stream", "stream_options")}
+    seen = (lambda value: value) if counts else drop_counts
+
+    status, _, body = server.request("POST", PATHS[api], request, headers)
     assert status == 200, body
     got = normalized(json.dumps(body), response_id(api, body))
     want = normalized(json.dumps(expect["response"]), "ID")
@@ -176,11 +193,11 @@ def test_output(scripted, case):
     if api == "responses":  # ours has one more count
         got["usage"]["input_tokens_details"].pop("cache_write_tokens", None)
         want["usage"]["input_tokens_details"].pop("cache_write_tokens", None)
-    assert_same(got, want)
+    assert_same(seen(got), seen(want))
 
     if not case["request"].get("stream"):
         return
-    status, _, text = scripted.request("POST", PATHS[api], case["request"], headers)
+    status, _, text = server.request("POST", PATHS[api], case["request"], headers)
     assert status == 200, text
     events = sse_events(text)
     if expect["sse_done"]:
@@ -197,4 +214,71 @@ def test_output(scripted, case):
         for _, data in got + want:
             if usage := (data.get("response") or {}).get("usage"):
                 usage["input_tokens_details"].pop("cache_write_tokens", None)
-    assert_same(got, want)
+    assert_same([[event, seen(data)] for event, data in got], [[event, seen(data)] for event, data in want])
+
+
+@pytest.mark.parametrize("case", cases("stream"))
+def test_output(scripted, case):
+    check_output(scripted, case, case["id"].replace("/", "."))
+
+
+def recut(chunks, dice):
+    """The same output in other pieces: texts cut at any byte, token ids in other groups."""
+    text = b"".join(chunk["text"].encode() for chunk in chunks if "text" in chunk)
+    ids = [(one, (chunk.get("logprobs") or [None] * len(chunk["ids"]))[i]) for chunk in chunks if "ids" in chunk for i, one in enumerate(chunk["ids"])]
+    whole = text or ids
+    pieces = []
+    while whole:
+        size = dice.choice((1, 1, 2, 3, 5, 8, 40))
+        piece, whole = whole[:size], whole[size:]
+        if isinstance(piece, bytes):
+            pieces.append(piece)
+        else:
+            logprobs = [one for _, one in piece]
+            pieces.append({"ids": [one for one, _ in piece], "logprobs": None if None in logprobs else logprobs})
+    return pieces
+
+
+@pytest.mark.parametrize("case", cases("stream"))
+def test_output_in_other_pieces(scripted, case):
+    dice = random.Random(zlib.crc32(case["id"].encode()))
+    script = case["id"].replace("/", ".") + ".recut"
+    scripted.play(script, recut(case["chunks"], dice), case["finish"], **(case["prompt_usage"] or {}))
+    check_output(scripted, case, script, counts=False)
+
+
+def test_differences(scripted):
+    golden_cases = {case["id"]: case for kind in ("convert", "stream") for case in golden(kind) if case["id"] in DIFFERENT}
+
+    def ask(name):
+        case = golden_cases.pop(name)
+        api = name.split("/")[0]
+        body = case["request"] if "request" in case else json.loads(case["request_text"])
+        status, _, answer = scripted.request("POST", PATHS[api], {**body, "stream": False}, {"x-request-id": name.replace("/", ".")})
+        return status, answer
+
+    def message(name):
+        status, answer = ask(name)
+        assert status == 400
+        return answer["error"]["message"]
+
+    # Model output that is no JSON, or lacks an attribute.
+    assert ask("chat/stream-tool-badjson")[1]["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"] == '{"n": "oops"}'
+    assert [one["input"] for one in ask("messages/stream-tool-badjson")[1]["content"] if one["type"] == "tool_use"] == [{"n": "oops"}]
+    assert [one["arguments"] for one in ask("responses/stream-tool-badjson")[1]["output"] if one["type"] == "function_call"] == ['{"n": "oops"}']
+    assert ask("chat/stream-tool-no-string-attr")[1]["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"] == '{"a": "x"}'
+    assert ask("chat/stream-end-pname-quote")[1]["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"] == '{"ab": '
+    # Requests that the recorded library refuses or reads otherwise.
+    assert ask("chat/err-msgs-developer")[0] == 200
+    assert ask("chat/param-mct")[0] == 200 and scripted.last_request()["max_tokens"] == 5
+    assert ask("messages/tool-err-custom")[0] == 200
+    assert ask("messages/tc-any")[0] == 200 and scripted.last_request()["prompt"].endswith("<｜DSML｜ calls>\n")
+    assert ask("messages/tc-any-think")[0] == 200 and scripted.last_request()["prompt"].endswith("<think>")
+    assert ask("messages/err-model")[0] == 200
+    assert ask("messages/msgs-err-redacted")[0] == 200
+    assert message("responses/param-ignored") == "previous_response_id is not supported"
+    assert message("chat/err-unknown-model").startswith("The supported API model names are DeepSeek-V4.1-Flash, ")
+    assert "images are not in this version" in message("chat/file-nested")
+    for name in ("format", "anyof-member", "type-list-object", "int-fraction"):
+        assert message(f"chat/err-strict-{name}").startswith("Invalid tool parameters schema : ")
+    assert not golden_cases

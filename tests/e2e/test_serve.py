@@ -13,7 +13,7 @@ import pytest
 from conftest import PROGRAM, TIMEOUT_S, Server, parse_response, read_all, run_program, sse_events
 from test_http import PATH, post, wait_until
 
-CHAT = {"model": "deepseek-flash", "messages": [{"role": "user", "content": "What is the capital of France?"}], "thinking": {"type": "disabled"}}
+CHAT = {"model": "deepseek-flash", "messages": [{"role": "user", "content": "What is the capital of France?"}], "thinking": {"type": "disabled"}, "temperature": 0}
 LONG = {**CHAT, "messages": [{"role": "user", "content": "What is the capital of France? " * 60}], "max_tokens": 1}
 # Runs until it is cancelled.
 ENDLESS = {"model": "deepseek-flash", "prompt": "Once upon a time", "max_tokens": 12000, "ignore_eos": True, "temperature": 1}
