@@ -16,7 +16,8 @@ ALLOWED = {
     "text": {"core"},
     "vision": {"core"},
     "constrain": {"text", "core"},
-    "hub": {"core"},
+    "net": {"core"},
+    "hub": {"net", "core"},
     "kvstore": {"core"},
     "backends": {"device", "comm", "core"},
     "model": {"device", "comm", "core"},
@@ -25,7 +26,7 @@ ALLOWED = {
     "engine": {"model", "sampling", "cache", "constrain", "text", "vision", "comm", "device", "core"},
     "cluster": {"engine", "kvstore", "comm", "core"},
     "protocols": {"text", "constrain", "core"},
-    "server": {"protocols", "engine", "cluster", "core"},
+    "server": {"protocols", "engine", "cluster", "net", "core"},
 }
 # Wiring: these few files tie layers together and may see more than their folder.
 EXTRA = {

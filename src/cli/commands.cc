@@ -11,6 +11,7 @@ std::span<const Command> Commands() {
       ChatCommand(),
       ServeCommand(),
       BatchCommand(),
+      DownloadCommand(),
       InspectCommand(),
       DoctorCommand(),
       EvalNllCommand(),

@@ -38,5 +38,6 @@ Command EvalReplayCommand();
 Command GenerateCommand();
 Command InspectCommand();
 Command ServeCommand();
+Command DownloadCommand();
 
 }  // namespace deepinfer::cli

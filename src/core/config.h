@@ -219,8 +219,16 @@ struct ServeConfig {
   bool check_config = false;
 };
 
+// Fetching a checkpoint from a hub.
+struct DownloadConfig {
+  std::string dir;  // empty = the hub cache
+  std::vector<std::string> include, exclude;
+  int64_t connections = 8;
+  int64_t max_retries = 8;
+};
+
 struct InspectConfig {
-  bool verify = false;
+  bool verify = false;  // also of download
 };
 
 struct BatchConfig {
@@ -258,6 +266,7 @@ struct Config {
   DebugConfig debug;
   ProtocolConfig protocol;
   ServeConfig serve;
+  DownloadConfig download;
   InspectConfig inspect;
   BatchConfig batch;
   BenchConfig bench;

@@ -25,7 +25,7 @@ std::vector<OptionSpec> MainRows() {
       {.name = "model", .group = "Model", .commands = kReadsModel, .field = DI_FIELD(model.model),
        .help = "checkpoint directory, hub id (looked up in the local hub cache), or `demo` for the embedded model",
        .value_name = "DIR|ID|demo", .env_aliases = {"DEEPINFER_HF_MODEL_DIR"}},
-      {.name = "revision", .group = "Model", .commands = kReadsModel, .field = DI_FIELD(model.revision),
+      {.name = "revision", .group = "Model", .commands = "generate,chat,serve,batch,eval,bench,debug,inspect,download", .field = DI_FIELD(model.revision),
        .help = "branch, tag or commit of a hub id; change it to pin a checkpoint", .value_name = "REV"},
       {.name = "device", .group = "Model", .commands = kRunsModel, .field = DI_FIELD(model.device),
        .help = "where the model runs; auto takes the best device found", .value_name = "auto|cpu|cuda[:N]|ascend[:N]",
@@ -166,8 +166,8 @@ std::vector<OptionSpec> MainRows() {
        .help = "feed one token at a time; the results do not change", .kind = kBool},
       {.name = "trace", .group = "Output", .commands = "debug logits", .field = DI_FIELD(debug.trace),
        .help = "store the tensor of every stage in --out too", .kind = kBool},
-      {.name = "verify", .group = "Execution", .commands = "inspect", .field = DI_FIELD(inspect.verify),
-       .help = "read every byte of the weights and report values that are not finite", .kind = kBool},
+      {.name = "verify", .group = "Execution", .commands = "inspect,download", .field = DI_FIELD(inspect.verify),
+       .help = "read every byte: inspect reports weights that are not finite, download hashes files that are there already", .kind = kBool},
 
       {.name = "concurrency", .group = "Execution", .commands = "batch", .field = DI_FIELD(batch.concurrency),
        .help = "requests in the engine at once; lower it to bound what an interrupted run has to do again", .kind = kInt, .min = 0, .max = 65536,
@@ -250,7 +250,8 @@ std::vector<OptionSpec> MakeTable() {
   // Before the rows that every command has.
   const auto first_output = std::find_if(table.begin(), table.end(), [](const OptionSpec& spec) { return spec.name == "batch"; });
   const std::vector<OptionSpec> serve = ServeRows();
-  table.insert(first_output, serve.begin(), serve.end());
+  const std::vector<OptionSpec> download = DownloadRows();
+  table.insert(table.insert(first_output, serve.begin(), serve.end()) + static_cast<std::ptrdiff_t>(serve.size()), download.begin(), download.end());
   const std::vector<OptionSpec> accepted = AcceptedRows();
   table.insert(table.end(), accepted.begin(), accepted.end());
   return table;
