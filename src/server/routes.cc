@@ -51,6 +51,7 @@ constexpr std::array kRows = {
     Row{"/version", Endpoint::kVersion, "version", "GET", Api::kChat, false},
     Row{"/", Endpoint::kPage, "page", "GET", Api::kChat, false},
     Row{"/page.js", Endpoint::kPage, "page", "GET", Api::kChat, false},
+    Row{"/markdown.js", Endpoint::kPage, "page", "GET", Api::kChat, false},
     Row{"/page.css", Endpoint::kPage, "page", "GET", Api::kChat, false},
 };
 
