@@ -25,7 +25,8 @@ Json Tool(const ToolSchema& tool) {
   }
   Json content = {{"type", "json_schema"},
                   {"style", "deepseek_v4_1_xml"},
-                  {"any_order", true},
+                  // In any order a grammar only counts parameters: one given twice stands for another that is missing.
+                  {"any_order", !tool.strict},
                   {"excludes", Json::array({kTagEnd})},
                   {"json_schema", std::move(parameters)}};
   return {{"type", "tag"},
@@ -105,7 +106,9 @@ Result<std::vector<ToolSchema>> ToolSchemasFromJson(std::string_view tools_json)
         !(*function)["name"].is_string()) {
       return InvalidArgument(fmt::format("tools[{}].function.name is missing", tools.size()), "tools");
     }
-    tools.push_back({(*function)["name"].get<std::string>(), function->value("parameters", Json())});
+    const auto strict = function->find("strict");
+    tools.push_back({(*function)["name"].get<std::string>(), function->value("parameters", Json()),
+                     strict != function->end() && strict->is_boolean() && strict->get<bool>()});
   }
   return tools;
 }

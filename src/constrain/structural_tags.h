@@ -20,6 +20,7 @@ inline constexpr int kServerMaxWhitespace = 8;
 struct ToolSchema {
   std::string name;  // or "namespace::name"
   Json parameters;   // JSON schema; null or {} = a tool without parameters
+  bool strict = false;  // every parameter once, in the order of the schema
 };
 
 enum class ToolChoice {

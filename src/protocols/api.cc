@@ -60,7 +60,11 @@ std::string_view ErrorType(Api api, int http_status) {
 }
 
 Json ErrorBody(Api api, const Status& status, std::string_view request_id) {
-  return ErrorBody(api, HttpStatus(status), status.message(), request_id);
+  Json body = ErrorBody(api, HttpStatus(status), status.message(), request_id);
+  if (api == Api::kMessages && status.field() == kThreadField) {
+    body["error"]["details"] = Json{{"error_code", "thread_unsupported_request"}, {"unsupported", Json::array({std::string(kThreadField)})}};
+  }
+  return body;
 }
 
 Json ErrorBody(Api api, int http_status, std::string_view message, std::string_view request_id) {

@@ -19,6 +19,9 @@ namespace deepinfer::protocols {
 
 enum class Api { kChat, kResponses, kMessages };
 
+// The field of a Status that refuses a conversation stored by the server; Messages clients read it from the error's `details`.
+inline constexpr std::string_view kThreadField = "thread";
+
 Result<Api> ParseApi(std::string_view name);  // chat, responses, messages
 std::string_view ApiName(Api api);
 

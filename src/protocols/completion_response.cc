@@ -17,11 +17,18 @@ namespace {
 
 std::string_view ReasonName(deepinfer::FinishReason reason) { return reason == deepinfer::FinishReason::kLength ? "length" : "stop"; }
 
-// The prompt's tokens that the client wrote: not the BOS that was put in front of its text.
+// Where a prompt's text begins: behind a BOS, which the server puts in front of texts and clients in front of tokens.
+size_t TextBegin(std::span<const int32_t> ids, const text::Tokenizer& tokenizer) {
+  return !ids.empty() && ids.front() == tokenizer.FindAddedToken(text::PromptTokens().bos) ? 1 : 0;
+}
+
+std::string EchoOf(std::span<const int32_t> ids, const text::Tokenizer& tokenizer) {
+  return tokenizer.Decode(ids.subspan(TextBegin(ids, tokenizer)));
+}
+
 void AddPromptTokens(const Completion& sample, const text::Tokenizer& tokenizer, CompletionLogprobs& logprobs) {
-  const int bos = tokenizer.FindAddedToken(text::PromptTokens().bos);
   const std::vector<int32_t>& ids = sample.prompt_ids;
-  for (size_t i = !ids.empty() && ids[0] == bos ? 1 : 0; i < ids.size(); ++i) {
+  for (size_t i = TextBegin(ids, tokenizer); i < ids.size(); ++i) {
     const bool has_value = i > 0 && i - 1 < sample.prompt_logprobs.size();
     logprobs.AddPrompt(ids[i], has_value ? &sample.prompt_logprobs[i - 1] : nullptr);
   }
@@ -65,7 +72,7 @@ CompletionResponseInfo MakeCompletionResponseInfo(const CompletionRequest& reque
   info.n = request.params.n;
   info.num_choices = request.prompts.size() * static_cast<size_t>(request.params.n);
   if (request.echo) {
-    for (const CompletionPrompt& prompt : request.prompts) info.echoes.push_back(prompt.text ? *prompt.text : tokenizer.Decode(prompt.ids));
+    for (const CompletionPrompt& prompt : request.prompts) info.echoes.push_back(prompt.text ? *prompt.text : EchoOf(prompt.ids, tokenizer));
   }
   info.include_usage = request.include_usage;
   info.has_usage_chunk = request.include_usage && options.openai_usage_chunk;

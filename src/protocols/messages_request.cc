@@ -46,6 +46,14 @@ constexpr std::array<std::pair<std::string_view, int>, 1> kReferenceType = {{{"t
 constexpr std::array<std::pair<std::string_view, int>, 1> kTextType = {{{"text", 0}}};
 constexpr std::array<std::pair<std::string_view, int>, 1> kFormatType = {{{"json_schema", 0}}};
 
+// A request that continues a conversation which the server is to hold holds only its newest messages: to answer it would be to
+// answer something else. Anthropic's library sends everything when it reads this error (ErrorBody).
+Status CheckThread(JsonReader& reader) {
+  const Json* thread = reader.Find("thread");
+  if (thread == nullptr || (thread->is_boolean() && !thread->get<bool>())) return Status::Ok();
+  return InvalidArgument("thread is not supported: no conversation is stored here; send all of it in messages", std::string(kThreadField));
+}
+
 constexpr std::string_view kBillingHeader = "x-anthropic-billing-header:";
 
 // The value of a required field that names one of a few choices.
@@ -285,6 +293,7 @@ Result<MessagesRequest> ParseMessagesRequest(const Json& body, const ConvertOpti
   const Json* messages = reader.Array("messages");
   if (messages == nullptr) reader.Fail("", "missing field `messages`");
   if (!reader.ok()) return reader.status();
+  DI_RETURN_IF_ERROR(CheckThread(reader));
   for (size_t i = 0; i < messages->size(); ++i) {
     DI_ASSIGN_OR_RETURN(MessagesMessage message, ParseMessage((*messages)[i], fmt::format("messages[{}]", i)));
     request.messages.push_back(std::move(message));

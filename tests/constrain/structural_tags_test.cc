@@ -43,6 +43,18 @@ TEST(StructuralTags, TextOfOneTool) {
             R"("<｜DSML｜ calls>"]}]}})");
 }
 
+// In any order a grammar only counts parameters: one given twice would stand for another that is missing.
+TEST(StructuralTags, StrictToolsKeepTheOrderOfTheSchema) {
+  const auto text = [](const char* strict) {
+    TagRequest request;
+    request.tools = ToolSchemasFromJson(std::string(R"([{"type":"function","function":{"name":"f","parameters":{},"strict":)") + strict + "}}]").value();
+    request.choice = ToolChoice::kRequired;
+    return StructuralTagText(request);
+  };
+  EXPECT_NE(text("true").find(R"("any_order":false)"), std::string::npos);
+  EXPECT_NE(text("null").find(R"("any_order":true)"), std::string::npos);
+}
+
 TEST(StructuralTags, ToolsThatAreNoList) {
   EXPECT_FALSE(ToolSchemasFromJson("{}").ok());
   EXPECT_FALSE(ToolSchemasFromJson("[{}]").ok());

@@ -150,6 +150,17 @@ TEST(MessagesRequest, WrongTypesAreReportedFirst) {
   }
 }
 
+// Anthropic's library then sends the whole conversation.
+TEST(MessagesRequest, NoConversationIsStored) {
+  for (const char* thread : {R"({"type":"create"})", R"({"type":"continue","previous_message_id":"m"})", "true"}) {
+    const auto request = Convert(kHi, std::string(R"("thread":)") + thread);
+    EXPECT_EQ(ErrorOf(request), "thread is not supported: no conversation is stored here; send all of it in messages");
+    EXPECT_EQ(ErrorBody(Api::kMessages, request.status())["error"]["details"]["error_code"], "thread_unsupported_request");
+  }
+  EXPECT_TRUE(Convert(kHi, R"("thread":null)").ok());
+  EXPECT_TRUE(Convert(kHi, R"("thread":false)").ok());
+}
+
 // A request with very many calls is read in linear time.
 TEST(MessagesRequest, ManyCalls) {
   std::string calls, results;
