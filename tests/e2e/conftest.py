@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 
 import pytest
 
@@ -76,6 +77,14 @@ class ScriptedServer(Server):
     def last_request(self):
         """prompt, max_tokens and grammar of the last request, as the engine would have got them."""
         return json.loads(self.command("request"))
+
+
+def wait_until(condition):
+    """For what has no event of its own to wait for, such as a counter of the server."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def read_all(sock):

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A server for tests: the real HTTP layer, protocols and tokenizer in front of a scripted backend. Prints its port and runs until
-// its standard input ends. A line there is a command, answered by a line: "keys" reads the keys again, "request" prints the last
-// request as the backend saw it, a JSON object is a script to add. Arguments: --keys FILE, --max-streams N, --ttft-ms N, --keep-alive-ms N, --request-ms N, --origin O.
+// its standard input ends. A line there is a command, answered by a line: "keys" reads the keys again, "drain" refuses new
+// requests, "request" prints the last request as the backend saw it, a JSON object is a script to add. Arguments: --keys FILE,
+// --access-log FILE, --max-streams N, --ttft-ms N, --keep-alive-ms N, --request-ms N, --origin O, --max-body-kib N.
 #include <cstdio>
 #include <iostream>
 #include <string>
@@ -47,6 +48,7 @@ int Main(const std::vector<std::string>& arguments) {
     else if (name == "--ttft-ms") options.generation.first_token_ns = std::stoll(value) * 1'000'000;
     else if (name == "--keep-alive-ms") options.generation.keep_alive_ns = std::stoll(value) * 1'000'000;
     else if (name == "--request-ms") limits.request_ns = std::stoll(value) * 1'000'000;
+    else if (name == "--max-body-kib") limits.http.max_body_bytes = std::stoull(value) << 10;
     else if (name == "--origin") options.allowed_origins.push_back(value);
     else DI_CHECK(false) << "unknown argument " << name;
   }
@@ -76,6 +78,7 @@ int Main(const std::vector<std::string>& arguments) {
     std::string answer = "ok";
     if (line == "request") answer = DumpJson(backend.LastRequest());
     else if (line == "keys") (void)(*keys)->Reload(true);
+    else if (line == "drain") service.SetDraining(true);
     else backend.AddCase(ParseJson(line).value());
     std::printf("%s\n", answer.c_str());
     std::fflush(stdout);

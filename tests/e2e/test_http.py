@@ -5,7 +5,7 @@ import json
 import socket
 
 import pytest
-from conftest import parse_response, read_all, run_scripted, sse_events
+from conftest import parse_response, read_all, run_scripted, sse_events, wait_until
 
 CHAT = {"model": "deepseek-flash", "messages": [{"role": "user", "content": "Hi"}], "thinking": {"type": "disabled"}}
 PATH = "/v1/chat/completions"
@@ -221,14 +221,6 @@ def test_keep_alive_lines():
         assert status == 200 and body["error"]["type"] == "timeout"
 
 
-def wait_until(condition):
-    import time
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_disconnects(tmp_path):
     log = tmp_path / "access.log"
     with run_scripted("--access-log", log) as server:
@@ -295,12 +287,13 @@ def test_many_idle_connections(scripted):
 
 
 def test_page(scripted):
-    for path, kind in (("/", "text/html"), ("/page.js", "text/javascript"), ("/page.css", "text/css")):
+    for path, kind in (("/", "text/html"), ("/page.js", "text/javascript"), ("/markdown.js", "text/javascript"), ("/page.css", "text/css")):
         status, headers, body = scripted.request("GET", path)
         assert status == 200 and headers["content-type"].startswith(kind) and body
         assert headers["content-security-policy"].startswith("default-src 'self'")
         assert headers["x-content-type-options"] == "nosniff"
-    page, script = scripted.request("GET", "/")[2], scripted.request("GET", "/page.js")[2]
+    page = scripted.request("GET", "/")[2]
+    script = scripted.request("GET", "/page.js")[2] + scripted.request("GET", "/markdown.js")[2]
     assert "http://" not in page and "https://" not in page and "style=" not in page and "onclick" not in page
-    for sink in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("):
+    for sink in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function", ".href", ".src"):
         assert sink not in script
