@@ -20,6 +20,7 @@ std::span<const Command> Commands() {
       EvalDraftsCommand(),
       BenchThroughputCommand(),
       BenchLatencyCommand(),
+      BenchServeCommand(),
       BenchStepsCommand(),
       BenchSweepCommand(),
       BenchStructuredCommand(),

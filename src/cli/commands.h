@@ -16,6 +16,7 @@ std::span<const Command> Commands();
 Command BatchCommand();
 Command BenchDraftsCommand();
 Command BenchLatencyCommand();
+Command BenchServeCommand();
 Command BenchStepsCommand();
 Command BenchSweepCommand();
 Command BenchStructuredCommand();

@@ -167,7 +167,7 @@ struct DebugConfig {
   std::string special = "all";  // tokenize: all, none
   bool jsonl = false;
   bool skip_special = false;
-  std::string api = "chat";  // chat, responses, messages
+  std::string api = "chat";  // chat, responses, messages; bench serve: completions
   std::string request;
   std::string tools;
   std::string finish = "stop";
@@ -252,6 +252,21 @@ struct BenchConfig {
   int64_t texts = 4;
 };
 
+// A load for a server that runs (bench serve).
+struct ServeLoadConfig {
+  std::string url = "http://127.0.0.1:8000";
+  std::string model_name;      // empty = the first one that the server lists
+  bool with_tool = false;
+  int64_t num_prompts = 0;     // 0 = as many as fit into the duration, 100 without one
+  int64_t duration_s = 0;      // 0 = until all have ended
+  double request_rate = 0;     // arrivals per second; 0 = a new one when one ends
+  double disconnect_rate = 0;  // share of the streams that the client leaves
+  int64_t idle_connections = 0;
+  int64_t big_bodies = 0;
+  int64_t big_body_mib = 32;
+  double stream_rate = 0;      // steps per second that the server is known to make
+};
+
 struct Config {
   std::string config_file;
   LogConfig log;
@@ -270,6 +285,7 @@ struct Config {
   InspectConfig inspect;
   BatchConfig batch;
   BenchConfig bench;
+  ServeLoadConfig load;
 };
 
 }  // namespace deepinfer

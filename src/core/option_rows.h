@@ -18,6 +18,7 @@ std::vector<OptionSpec> EngineRows();    // option_table_engine.cc
 std::vector<OptionSpec> GrammarRows();   // option_table_grammar.cc
 std::vector<OptionSpec> ServeRows();     // option_table_serve.cc
 std::vector<OptionSpec> DownloadRows();  // option_table_download.cc
+std::vector<OptionSpec> LoadRows();      // option_table_load.cc
 std::vector<OptionSpec> AcceptedRows();  // option_table_accepted.cc
 
 }  // namespace deepinfer

@@ -74,7 +74,7 @@ std::vector<OptionSpec> MainRows() {
       {.name = "min-p", .group = "Sampling", .commands = kSamples, .field = DI_FIELD(sampling.min_p),
        .help = "drop tokens less likely than this share of the most likely one; 0 keeps all", .kind = kFloat, .min = 0, .max = 1,
        .default_text = "0"},
-      {.name = "seed", .group = "Sampling", .commands = "generate,chat,batch,bench,eval replay,eval drafts", .field = DI_FIELD(sampling.seed),
+      {.name = "seed", .group = "Sampling", .commands = "generate,chat,batch,bench,bench serve,eval replay,eval drafts", .field = DI_FIELD(sampling.seed),
        .help = "random seed; set it to get the same answer again (batch: request i without a seed gets this one plus i)", .kind = kInt, .default_text = "random"},
       {.name = "stop", .group = "Sampling", .commands = "generate", .field = DI_FIELD(sampling.stop),
        .help = "end the output before this text; may be repeated (at most 16)", .kind = kTextList, .value_name = "TEXT"},
@@ -108,8 +108,9 @@ std::vector<OptionSpec> MainRows() {
        .help = "stdin holds one JSON input a line", .kind = kBool},
       {.name = "skip-special", .group = "Input", .commands = "debug detokenize", .field = DI_FIELD(debug.skip_special),
        .help = "leave special tokens out of the text", .kind = kBool},
-      {.name = "api", .group = "Input", .commands = "debug render,debug parse-stream", .field = DI_FIELD(debug.api),
-       .help = "protocol of the request", .kind = kChoice, .choices = {"chat", "responses", "messages"}},
+      {.name = "api", .group = "Input", .commands = "debug render,debug parse-stream,bench serve", .field = DI_FIELD(debug.api),
+       .help = "protocol of the request; completions with `bench serve` only", .kind = kChoice,
+       .choices = {"chat", "responses", "messages", "completions"}},
       {.name = "sampling-policy", .group = "Input", .commands = "serve,batch,debug render,debug parse-stream",
        .field = DI_FIELD(protocol.sampling_policy),
        .help = "official = temperature and top_p as the model's vendor sets them, client = as the request says", .kind = kChoice,
@@ -169,16 +170,16 @@ std::vector<OptionSpec> MainRows() {
       {.name = "verify", .group = "Execution", .commands = "inspect,download", .field = DI_FIELD(inspect.verify),
        .help = "read every byte: inspect reports weights that are not finite, download hashes files that are there already", .kind = kBool},
 
-      {.name = "concurrency", .group = "Execution", .commands = "batch", .field = DI_FIELD(batch.concurrency),
-       .help = "requests in the engine at once; lower it to bound what an interrupted run has to do again", .kind = kInt, .min = 0, .max = 65536,
-       .default_text = "twice the sequences that run together"},
+      {.name = "concurrency", .group = "Execution", .commands = "batch,bench serve", .field = DI_FIELD(batch.concurrency),
+       .help = "requests at once; lower it to bound what an interrupted `batch` has to do again", .kind = kInt, .min = 0, .max = 65536,
+       .default_text = "twice the sequences that run together; `bench serve`: 16, no bound with --request-rate"},
 
       // --- Benchmarks ---
       {.name = "batch", .group = "Workload", .commands = "bench", .field = DI_FIELD(bench.batch),
        .help = "sequences that run together", .kind = kInt, .min = 1, .max = 65536},
-      {.name = "input-tokens", .group = "Workload", .commands = "bench", .field = DI_FIELD(bench.input_tokens),
+      {.name = "input-tokens", .group = "Workload", .commands = "bench,bench serve", .field = DI_FIELD(bench.input_tokens),
        .help = "prompt tokens per sequence", .kind = kInt, .min = 1, .max = kMaxTokens},
-      {.name = "output-tokens", .group = "Workload", .commands = "bench", .field = DI_FIELD(bench.output_tokens),
+      {.name = "output-tokens", .group = "Workload", .commands = "bench,bench serve", .field = DI_FIELD(bench.output_tokens),
        .help = "generated tokens per sequence", .kind = kInt, .min = 1, .max = kMaxTokens},
       {.name = "repeats", .group = "Workload", .commands = "bench", .field = DI_FIELD(bench.repeats),
        .help = "measurements per point; the median is reported", .kind = kInt, .min = 1, .max = 10000},
@@ -215,9 +216,9 @@ std::vector<OptionSpec> MainRows() {
        .help = "texts of each length; more of them give a steadier mean", .kind = kInt, .min = 1, .max = 1000},
 
       // --- Output ---
-      {.name = "out", .group = "Output", .commands = "debug logits,eval,bench", .field = DI_FIELD(output.out),
+      {.name = "out", .group = "Output", .commands = "debug logits,eval,bench,bench serve", .field = DI_FIELD(output.out),
        .help = "write the result to this file", .kind = kFile},
-      {.name = "plot", .group = "Output", .commands = "bench,eval drafts", .field = DI_FIELD(output.plot),
+      {.name = "plot", .group = "Output", .commands = "bench,bench serve,eval drafts", .field = DI_FIELD(output.plot),
        .help = "draw the result (.svg)", .kind = kFile},
       {.name = "chrome-trace", .group = "Output", .commands = "bench timeline", .field = DI_FIELD(bench.chrome_trace),
        .help = "write the steps in Chrome's trace format (chrome://tracing, Perfetto)", .kind = kFile},
@@ -252,6 +253,9 @@ std::vector<OptionSpec> MakeTable() {
   const std::vector<OptionSpec> serve = ServeRows();
   const std::vector<OptionSpec> download = DownloadRows();
   table.insert(table.insert(first_output, serve.begin(), serve.end()) + static_cast<std::ptrdiff_t>(serve.size()), download.begin(), download.end());
+  const auto first_after = std::find_if(table.begin(), table.end(), [](const OptionSpec& spec) { return spec.name == "lengths"; });
+  const std::vector<OptionSpec> load = LoadRows();
+  table.insert(first_after, load.begin(), load.end());
   const std::vector<OptionSpec> accepted = AcceptedRows();
   table.insert(table.end(), accepted.begin(), accepted.end());
   return table;

@@ -63,9 +63,9 @@ std::vector<OptionSpec> ServeRows() {
 
       {.name = "api-key",
        .group = "Access",
-       .commands = kServe,
+       .commands = "serve,bench serve",
        .field = DI_FIELD(serve.api_keys),
-       .help = "key that clients must send; others see it in the list of processes, so prefer the environment or --api-key-file",
+       .help = "key that clients must send, or that `bench serve` sends; others see it in the list of processes, so prefer the environment or --api-key-file",
        .kind = kTextList,
        .value_name = "KEY",
        .default_text = "no authentication"},

@@ -172,7 +172,7 @@ bool OptionSpec::AppliesTo(std::string_view command) const {
     const size_t comma = rest.find(',');
     const std::string_view one = rest.substr(0, comma);
     if (one == "*" || one == command) return true;
-    if (command.size() > one.size() && command.starts_with(one) && command[one.size()] == ' ') return true;
+    if (command.size() > one.size() && command.starts_with(one) && command[one.size()] == ' ' && command != kNoEngineCommand) return true;
     if (comma == std::string_view::npos) break;
     rest.remove_prefix(comma + 1);
   }

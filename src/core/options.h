@@ -29,13 +29,15 @@ using OptionField =
 
 // OptionSpec::commands of a row without a flag: environment and configuration file only.
 inline constexpr std::string_view kNoCommand = "-";
+// It sends requests to a server: of its group's options, which are about engines and models, it has those that name it.
+inline constexpr std::string_view kNoEngineCommand = "bench serve";
 
 enum class OptionKind { kBool, kInt, kFloat, kText, kFile, kDirectory, kChoice, kTextList, kIntList };
 
 struct OptionSpec {
   std::string_view name;      // flag without the dashes: "max-tokens"
   std::string_view group;     // heading in --help
-  std::string_view commands;  // comma list of command names; a group's name covers its subcommands; "*" = all
+  std::string_view commands;  // comma list of command names; a group's name covers its subcommands but kNoEngineCommand; "*" = all
   OptionField field;
   std::string_view help;      // one line: what it does and when to change it
   OptionKind kind = OptionKind::kText;

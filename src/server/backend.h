@@ -47,6 +47,7 @@ struct BackendState {
   bool is_healthy = true;
   int64_t num_running = 0, num_waiting = 0;
   int max_running = 1;
+  int64_t num_used_blocks = -1;  // of the cache, by sequences; -1: there are none
 };
 
 class Backend {

@@ -45,6 +45,7 @@ class EngineBackend : public Backend {
     const engine::EngineCore::Snapshot snapshot = engine_.core().Stats();
     state.num_running = snapshot.num_running;
     state.num_waiting = snapshot.num_waiting;
+    state.num_used_blocks = snapshot.num_used_blocks;
     state.max_running = engine_.core().options().scheduler.max_num_seqs;
     return state;
   }

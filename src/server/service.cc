@@ -10,6 +10,7 @@
 
 #include "core/escape.h"
 #include "core/json.h"
+#include "core/process_metrics.h"
 #include "protocols/completion_request.h"
 #include "protocols/convert_request.h"
 #include "server/page.h"
@@ -309,6 +310,7 @@ HttpResponse Service::Quick(Exchange& exchange, const Route& route) {
     }
     case Endpoint::kMetrics:
       response.content_type = "text/plain; version=0.0.4; charset=utf-8";
+      UpdateMetrics();
       response.body = registry_.TextExposition();
       break;
     case Endpoint::kPage: {
@@ -324,6 +326,18 @@ HttpResponse Service::Quick(Exchange& exchange, const Route& route) {
       break;
   }
   return response;
+}
+
+// Gauges that are read when they are asked for.
+void Service::UpdateMetrics() {
+  const BackendState state = backend_.State();
+  registry_.GetGauge("deepinfer_requests_running", "Sequences that are being decoded.").Set(static_cast<double>(state.num_running));
+  registry_.GetGauge("deepinfer_requests_waiting", "Sequences that wait for their first step.").Set(static_cast<double>(state.num_waiting));
+  registry_.GetGauge("deepinfer_http_generations", "Generation requests that are being answered.").Set(static_cast<double>(num_active()));
+  if (state.num_used_blocks >= 0) {
+    registry_.GetGauge("deepinfer_kv_blocks_used", "Cache blocks that sequences hold.").Set(static_cast<double>(state.num_used_blocks));
+  }
+  UpdateProcessMetrics(registry_);
 }
 
 Json Service::ModelJson(const std::string& name) const {

@@ -84,6 +84,7 @@ class Service : public RequestHandler {
   Result<std::shared_ptr<Slot>> TakeSlot(const std::shared_ptr<const ApiKey>& key);
   int RetryAfterSeconds();
 
+  void UpdateMetrics();
   HttpResponse Quick(Exchange& exchange, const Route& route);
   // Any thread. What has an answer at once returns it; a generation returns nothing and goes on
   // by itself.
