@@ -10,6 +10,7 @@
 
 #include "protocols/convert_request.h"
 #include "protocols/protocol_stream.h"
+#include "tests/e2e/recorded_answer.h"
 #include "text/tokenizer.h"
 
 namespace deepinfer::protocols {
@@ -36,27 +37,10 @@ std::string Body(Api api) {
          R"("stream_options":{"include_usage":true},"tools":[{"type":"function","function":{"name":"weather"}}]})";
 }
 
-// About 600 tokens: thinking, an answer with code and other scripts, two calls.
-std::vector<int32_t> Answer() {
-  std::string text;
-  for (int i = 0; i < 8; ++i) {
-    text += "The user asks for the weather in Paris, \"the capital\". I should call the tool, then compare it with yesterday's values.\n";
-  }
-  text += "</think>\n\nHere is what I found so far:\n\n```cpp\nint main() { return 0; }\n```\n\n";
-  for (int i = 0; i < 8; ++i) text += "Das Wetter in Paris ist schön \u2014 \u6771\u4eac\u306e\u5929\u6c17\u306f\u6674\u308c \U0001F600. Temperature: 21.5\u00b0C, wind 3 m/s.\n";
-  text += "\n\n<｜DSML｜ calls>\n";
-  for (int i = 0; i < 2; ++i) {
-    text += "<｜DSML｜ invoke name=\"weather\">\n<｜DSML｜ parameter name=\"city\" string=\"true\">Paris, \"Île-de-France\"\nsecond line"
-            "</｜DSML｜ parameter>\n<｜DSML｜ parameter name=\"days\" string=\"false\">[1, 2, 3]</｜DSML｜ parameter>\n</｜DSML｜ invoke>\n";
-  }
-  text += "</｜DSML｜ calls><｜end▁of▁sentence｜>";
-  return Tokenizer().EncodeFull(text);
-}
-
 void BM_Stream(benchmark::State& state) {
   const Api api = static_cast<Api>(state.range(0));
   const ConvertedRequest request = ConvertRequest(api, Body(api), {}).value();
-  const std::vector<int32_t> answer = Answer();
+  const std::vector<int32_t> answer = RecordedAnswer(Tokenizer());
   struct Stream {
     std::unique_ptr<ProtocolStream> stream;
     size_t position = 0;

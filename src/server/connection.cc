@@ -325,10 +325,26 @@ void Connection::Flush() {
     num_written_ = 0;
     if (out_.empty()) return;
     writing_.swap(out_);
+    // The usual case, a few events that the socket takes at once, needs no answer.
+    Wrote(socket_->TryWrite(std::string_view(writing_).substr(0, kMaxWrite)));
+    if (num_written_ == writing_.size()) {
+      if (exchange_ == nullptr) {
+        writing_.clear();
+        num_written_ = 0;
+        GiveBack(writing_);
+        GiveBack(out_);
+      }
+      return;
+    }
   }
   is_write_open_ = true;
   write_since_ns_ = Now();
   socket_->Write(shared_from_this(), std::string_view(writing_).substr(num_written_, kMaxWrite));
+}
+
+void Connection::Wrote(size_t size) {
+  num_written_ += size;
+  if (exchange_ != nullptr) exchange_->record.bytes_out += static_cast<int64_t>(size);
 }
 
 void Connection::OnWritten(bool ok) {
@@ -336,9 +352,7 @@ void Connection::OnWritten(bool ok) {
   is_write_open_ = false;
   if (state_ == State::kClosed) return;
   if (!ok) return Gone("client_disconnected");
-  const size_t size = std::min(writing_.size() - num_written_, kMaxWrite);
-  num_written_ += size;
-  if (exchange_ != nullptr) exchange_->record.bytes_out += static_cast<int64_t>(size);
+  Wrote(std::min(writing_.size() - num_written_, kMaxWrite));
   Flush();
   if (is_write_open_) return;
   GiveBack(writing_);

@@ -59,6 +59,7 @@ class Connection : public SocketUser, public IoTicked, public std::enable_shared
   void Refuse(int status, const std::string& message);
   void WantRead();
   void Flush();
+  void Wrote(size_t size);
   void AppendHead(Exchange& exchange, int status, std::string_view content_type, const HttpHeaders& headers, int64_t content_length);
   void EndExchange(Exchange& exchange);
   void Gone(std::string_view reason);

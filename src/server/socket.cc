@@ -79,6 +79,11 @@ class PlainSocket : public SocketBase<PlainSocket> {
       user->OnRead(SocketEvent::kData, std::string_view(scratch.data(), size));
     });
   }
+  size_t TryWrite(std::string_view data) override {
+    error_code ec;
+    const size_t size = socket_.write_some(asio::buffer(data.data(), data.size()), ec);
+    return ec ? 0 : size;
+  }
   void Write(std::shared_ptr<SocketUser> user, std::string_view data) override {
     asio::async_write(socket_, asio::buffer(data.data(), data.size()),
                       [this, keep = shared_from_this(), user = std::move(user)](const error_code& ec, size_t) { Written(user, ec); });
@@ -115,6 +120,7 @@ class TlsSocket : public SocketBase<TlsSocket> {
       user->OnRead(SocketEvent::kData, std::string_view(buffer_.data(), size));
     });
   }
+  size_t TryWrite(std::string_view) override { return 0; }
   void Write(std::shared_ptr<SocketUser> user, std::string_view data) override {
     asio::async_write(stream_, asio::buffer(data.data(), data.size()),
                       [this, keep = shared_from_this(), user = std::move(user)](const error_code& ec, size_t) { Written(user, ec); });

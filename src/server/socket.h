@@ -34,6 +34,8 @@ class Socket {
   virtual void Read(std::shared_ptr<SocketUser> user) = 0;
   // After kEnd: tells when the connection is reset, nothing else.
   virtual void WatchReset(std::shared_ptr<SocketUser> user) = 0;
+  // Sends at once what the system takes, without an answer: the number of bytes. The rest, and errors, are for Write.
+  virtual size_t TryWrite(std::string_view data) = 0;
   // `data` stays valid until OnWritten.
   virtual void Write(std::shared_ptr<SocketUser> user, std::string_view data) = 0;
   // No more data from us; the peer may still send.

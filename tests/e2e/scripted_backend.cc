@@ -113,16 +113,15 @@ ScriptedBackend::~ScriptedBackend() {
   thread_.join();
 }
 
-void ScriptedBackend::SetLoad(std::vector<int32_t> ids, int64_t num_tokens) {
+void ScriptedBackend::PlaySteps(const std::vector<std::vector<int32_t>>& steps, double steps_per_s) {
   auto script = std::make_shared<Script>();
-  for (const int32_t id : ids) {
-    TokenOutput token;
-    token.token_id = id;
-    script->pieces.emplace_back().tokens.push_back(token);
+  for (const std::vector<int32_t>& ids : steps) {
+    Piece& piece = script->pieces.emplace_back();
+    for (const int32_t id : ids) piece.tokens.emplace_back().token_id = id;
   }
-  script->num_repeats = num_tokens / static_cast<int64_t>(ids.size());
   std::lock_guard lock(mutex_);
-  scripts_["load"] = script;
+  scripts_[""] = std::move(script);
+  step_ns_ = steps_per_s > 0 ? static_cast<int64_t>(1e9 / steps_per_s) : 0;
 }
 
 void ScriptedBackend::AddCase(const Json& one) {
@@ -176,15 +175,25 @@ ScriptedBackend::Script ScriptedBackend::ParseCase(const Json& json) const {
   return script;
 }
 
-Result<std::shared_ptr<BackendHandle>> ScriptedBackend::Submit(BackendRequest request, BackendCallback callback) {
+Json ScriptedBackend::SeenRequest(const BackendRequest& request) const {
   Json seen{{"prompt", tokenizer_.Decode(request.text.prompt_ids)}, {"max_tokens", request.text.params.max_tokens}, {"grammar", nullptr}};
   if (const auto& so_args = request.text.params.so_args) {
     seen["grammar"] = Json{{"type", so_args->schema_type}, {"schema", so_args->schema}, {"trigger", so_args->trigger_token_ids}};
   }
+  return seen;
+}
+
+Result<std::shared_ptr<BackendHandle>> ScriptedBackend::Submit(BackendRequest request, BackendCallback callback) {
+  bool is_measurement;
+  {
+    std::lock_guard lock(mutex_);
+    is_measurement = step_ns_ >= 0;
+  }
+  const Json seen = is_measurement ? Json() : SeenRequest(request);
   std::shared_ptr<const Script> script;
   {
     std::lock_guard lock(mutex_);
-    last_request_ = std::move(seen);
+    last_request_ = seen;
     const auto found = scripts_.find(request.request_id);
     script = found != scripts_.end() ? found->second : scripts_.at("");
   }
@@ -209,11 +218,14 @@ BackendState ScriptedBackend::State() {
 void ScriptedBackend::Loop() {
   // Endless and silent scripts do not keep a core busy.
   constexpr std::chrono::microseconds kPace{500};
+  auto next_step = std::chrono::steady_clock::now();
   std::vector<std::shared_ptr<Run>> running;
   std::unique_lock lock(mutex_);
   while (true) {
     if (running.empty()) changed_.wait(lock, [this] { return is_stopping_ || !arrived_.empty(); });
-    else changed_.wait_for(lock, kPace, [this] { return is_stopping_ || !arrived_.empty(); });
+    else if (step_ns_ < 0) changed_.wait_for(lock, kPace, [this] { return is_stopping_ || !arrived_.empty(); });
+    else if (step_ns_ > 0) changed_.wait_until(lock, next_step, [this] { return is_stopping_; });
+    if (step_ns_ > 0) next_step = std::max(next_step + std::chrono::nanoseconds(step_ns_), std::chrono::steady_clock::now());
     running.insert(running.end(), arrived_.begin(), arrived_.end());
     arrived_.clear();
     const bool is_stopping = is_stopping_;

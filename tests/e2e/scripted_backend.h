@@ -31,8 +31,9 @@ class ScriptedBackend : public Backend {
   void AddCase(const Json& one);
   // The last request as the engine would have got it: prompt, max_tokens and, if any, grammar.
   Json LastRequest();
-  // What "load" plays: these ids over and over, `num_tokens` in all.
-  void SetLoad(std::vector<int32_t> ids, int64_t num_tokens);
+  // What requests without a script of their own get from now on: one entry a step, the same step for all of them, `steps_per_s` of
+  // them or, with 0, one after another without a pause. Before the first request.
+  void PlaySteps(const std::vector<std::vector<int32_t>>& steps, double steps_per_s);
 
   Result<std::shared_ptr<BackendHandle>> Submit(BackendRequest request, BackendCallback callback) override;
   const text::Tokenizer& tokenizer() const override { return tokenizer_; }
@@ -60,6 +61,7 @@ class ScriptedBackend : public Backend {
   class Run;
 
   Script ParseCase(const Json& json) const;
+  Json SeenRequest(const BackendRequest& request) const;
   void Loop();
 
   const text::Tokenizer& tokenizer_;
@@ -72,6 +74,7 @@ class ScriptedBackend : public Backend {
   std::vector<std::shared_ptr<Run>> arrived_;  // GUARDED_BY(mutex_)
   int64_t num_running_ = 0;                    // GUARDED_BY(mutex_)
   bool is_stopping_ = false;                   // GUARDED_BY(mutex_)
+  int64_t step_ns_ = -1;                       // GUARDED_BY(mutex_) of PlaySteps; -1: a pause that keeps no core busy
   std::thread thread_;
 };
 

@@ -3,7 +3,8 @@
 // A server for tests: the real HTTP layer, protocols and tokenizer in front of a scripted backend. Prints its port and runs until
 // its standard input ends. A line there is a command, answered by a line: "keys" reads the keys again, "drain" refuses new
 // requests, "request" prints the last request as the backend saw it, a JSON object is a script to add. Arguments: --keys FILE,
-// --access-log FILE, --max-streams N, --ttft-ms N, --keep-alive-ms N, --request-ms N, --origin O, --max-body-kib N.
+// --access-log FILE, --max-streams N, --ttft-ms N, --keep-alive-ms N, --request-ms N, --origin O, --max-body-kib N, and
+// for measurements --steps-per-s R (0: as fast as it can) and --answer-tokens N: a recorded answer for every request.
 #include <cstdio>
 #include <iostream>
 #include <string>
@@ -16,6 +17,7 @@
 #include "core/log.h"
 #include "core/metrics.h"
 #include "server/http_server.h"
+#include "e2e/recorded_answer.h"
 #include "e2e/scripted_backend.h"
 #include "server/service.h"
 #include "text/prompt_renderer.h"
@@ -40,6 +42,8 @@ int Main(const std::vector<std::string>& arguments) {
   ServiceOptions options;
   ConnectionLimits limits;
   std::string keys_file, access_log;
+  double steps_per_s = -1;
+  int64_t answer_tokens = 0;
   for (size_t i = 0; i + 1 < arguments.size(); i += 2) {
     const std::string &name = arguments[i], &value = arguments[i + 1];
     if (name == "--keys") keys_file = value;
@@ -50,6 +54,8 @@ int Main(const std::vector<std::string>& arguments) {
     else if (name == "--request-ms") limits.request_ns = std::stoll(value) * 1'000'000;
     else if (name == "--max-body-kib") limits.http.max_body_bytes = std::stoull(value) << 10;
     else if (name == "--origin") options.allowed_origins.push_back(value);
+    else if (name == "--steps-per-s") steps_per_s = std::stod(value);
+    else if (name == "--answer-tokens") answer_tokens = std::stoll(value);
     else DI_CHECK(false) << "unknown argument " << name;
   }
   const std::string golden = std::string(DEEPINFER_SOURCE_DIR) + "/tests/golden/";
@@ -60,6 +66,7 @@ int Main(const std::vector<std::string>& arguments) {
   for (const char* api : {"chat", "responses", "messages"}) {
     for (const Json& one : ReadCases(golden + "protocols/" + api + "_stream.jsonl")) backend.AddCase(one);
   }
+  if (steps_per_s >= 0) backend.PlaySteps(RecordedSteps(**tokenizer, answer_tokens), steps_per_s);
   const auto keys = ApiKeys::Create({}, keys_file);
   DI_CHECK(keys.ok()) << keys.status().ToString();
   MetricsRegistry registry;
