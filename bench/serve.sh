@@ -46,7 +46,7 @@ stop() {
 load() {
   cpus=$1
   shift
-  taskset -c "$cpus" "$build/deepinfer" bench serve --url "http://127.0.0.1:$port" --with-tool --input-tokens 64 --output-tokens 8192 --quiet \
+  taskset -c "$cpus" "$build/deepinfer" bench serve --url "http://127.0.0.1:$port" --with-tool --input-tokens 64 --output-tokens "${tokens:-8192}" --quiet \
     --json "$@" >"$work/record" || true
   [ -z "$out" ] || cat "$work/record" >>"$out"
 }
@@ -99,14 +99,14 @@ if wants big; then
   stop
 fi
 if wants overhead; then
-  for tokens in 64 2048; do
-    "$build/bench/serve_overhead" --pairs 100 --input-tokens $tokens >"$work/both"
+  for words in 64 2048; do
+    "$build/bench/serve_overhead" --pairs 100 --input-tokens $words >"$work/both"
     [ -z "$out" ] || cat "$work/both" >>"$out"
     for backend in null demo; do
       grep "\"backend\":\"$backend\"" "$work/both" | sed 's/.*"added_ms"/"added_ms"/' >"$work/record"
       # The target is about HTTP and conversion; tokenising grows with the prompt.
-      target=; [ $tokens != 64 ] || target=1
-      row "added to the first token, $backend, $tokens prompt words: p50, ms" "$(get p50)" "${target:+<}" "$target"
+      target=; [ $words != 64 ] || target=1
+      row "added to the first token, $backend, $words prompt words: p50, ms" "$(get p50)" "${target:+<}" "$target"
     done
   done
 fi
@@ -133,7 +133,8 @@ if wants many; then
 fi
 if wants leave; then
   start "$server_cpu" --steps-per-s 40 --answer-tokens 600
-  load "$client_cpu" --concurrency 1000 --num-prompts 4000 --disconnect-rate 0.5
+  # The answer has about 600 tokens: most of those that are to be left are, somewhere in it.
+  tokens=600 load "$client_cpu" --concurrency 1000 --num-prompts 4000 --disconnect-rate 0.5
   row "1,000 streams, half of them left: lost of the others" "$(get lost)" == 0
   whole "1,000 streams, half of them left"
   stop

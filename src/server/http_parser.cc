@@ -13,6 +13,10 @@ namespace {
 
 namespace http = boost::beast::http;
 
+// Bodies that have proved to be large get the memory for their whole length: growing by copies would stop the streams of the
+// thread for milliseconds, again and again.
+constexpr size_t kReserveFrom = 1 << 20;
+
 // A string that grows with what arrives: Beast's own reserves whatever Content-Length claims.
 struct GrowingBody {
   using value_type = std::string;
@@ -20,13 +24,17 @@ struct GrowingBody {
    public:
     template <bool kIsRequest, class Fields>
     reader(http::header<kIsRequest, Fields>&, value_type& body) : body_(body) {}
-    void init(const boost::optional<std::uint64_t>&, boost::beast::error_code& ec) { ec = {}; }
+    void init(const boost::optional<std::uint64_t>& length, boost::beast::error_code& ec) {
+      length_ = length ? static_cast<std::size_t>(*length) : 0;
+      ec = {};
+    }
     template <class Buffers>
     std::size_t put(const Buffers& buffers, boost::beast::error_code& ec) {
       ec = {};
       std::size_t size = 0;
       for (auto it = boost::asio::buffer_sequence_begin(buffers); it != boost::asio::buffer_sequence_end(buffers); ++it) {
         const boost::asio::const_buffer part(*it);
+        if (body_.size() >= kReserveFrom && body_.capacity() < length_) body_.reserve(length_);
         body_.append(static_cast<const char*>(part.data()), part.size());
         size += part.size();
       }
@@ -36,6 +44,7 @@ struct GrowingBody {
 
    private:
     value_type& body_;
+    std::size_t length_ = 0;  // as the head has it, which is within the limit; 0: unknown
   };
 };
 

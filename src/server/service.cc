@@ -24,6 +24,9 @@ using protocols::Api;
 
 // Larger bodies are parsed by a worker: an I/O thread must not stop for them.
 constexpr size_t kMaxInlineBody = 64 << 10;
+// Beyond this they take seconds.
+constexpr size_t kBigBody = 4 << 20;
+constexpr int kBigBodyNiceness = 10;
 constexpr int64_t kMaxBetaTokens = 4096;
 
 bool IsRequestId(std::string_view id) {
@@ -96,7 +99,8 @@ struct Service::Slot {
 
 Service::Service(Backend& backend, const ApiKeys& keys, MetricsRegistry& registry, RequestLog& log, ServiceOptions options)
     : backend_(backend), keys_(keys), registry_(registry), log_(log), options_(std::move(options)), streams_(std::make_shared<Streams>()),
-      body_workers_(options_.num_body_workers), grammar_workers_(options_.num_grammar_workers, options_.max_grammars_per_key) {}
+      body_workers_(options_.num_body_workers), big_body_workers_(options_.num_big_body_workers, 0, kBigBodyNiceness),
+      grammar_workers_(options_.num_grammar_workers, options_.max_grammars_per_key) {}
 
 int64_t Service::num_active() const {
   std::lock_guard lock(streams_->mutex);
@@ -250,7 +254,8 @@ void Service::OnRequest(std::shared_ptr<Exchange> exchange) {
     job.slot = *std::move(slot);
   }
   const bool is_inline = exchange->request.body.size() <= kMaxInlineBody;
-  if (!is_inline) return Move(job, body_workers_, [this](Job& moved) { return Work(moved); });
+  const bool is_big = exchange->request.body.size() > kBigBody;
+  if (!is_inline) return Move(job, is_big ? big_body_workers_ : body_workers_, [this](Job& moved) { return Work(moved); });
   Result<std::optional<Json>> result = Work(job);
   Answer(job, std::move(result), true);
 }

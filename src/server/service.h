@@ -39,6 +39,7 @@ struct ServiceOptions {
   std::string version, git, backend;
   int64_t created = 0;  // of the models, seconds since 1970
   int num_body_workers = 2;     // parse large bodies
+  int num_big_body_workers = 2;  // for bodies of several MiB
   int num_grammar_workers = 4;  // wait for grammars to be compiled
   int max_grammars_per_key = 2;  // at the same time
 };
@@ -61,6 +62,7 @@ class Service : public RequestHandler {
   void AbortAll();
   void StopWorkers() {
     body_workers_.Stop();
+    big_body_workers_.Stop();
     grammar_workers_.Stop();
   }
 
@@ -115,6 +117,8 @@ class Service : public RequestHandler {
   uint64_t next_generation_ = 0;                 // GUARDED_BY(mutex_)
   // Large bodies keep a processor busy for long, so that what only waits for a grammar has threads of its own.
   WorkerPool body_workers_;
+  // Very large ones take seconds: behind threads of lower priority nobody waits, neither streams nor other bodies.
+  WorkerPool big_body_workers_;
   WorkerPool grammar_workers_;
 };
 

@@ -13,13 +13,22 @@
 #include <thread>
 #include <vector>
 
+#include <unistd.h>
+
 namespace deepinfer::server {
 
 class WorkerPool {
  public:
   // `max_per_group`: threads that work for one group at the same time; 0 = all of them. The group without a name has no limit.
-  explicit WorkerPool(int num_threads, int max_per_group = 0) : max_per_group_(max_per_group) {
-    for (int i = 0; i < num_threads; ++i) threads_.emplace_back([this] { Loop(); });
+  // `niceness`: how far the threads stand back behind the others of the process, as nice(1) has it.
+  explicit WorkerPool(int num_threads, int max_per_group = 0, int niceness = 0) : max_per_group_(max_per_group) {
+    for (int i = 0; i < num_threads; ++i) {
+      threads_.emplace_back([this, niceness] {
+        // On Linux a thread has a priority of its own.
+        if (niceness > 0) (void)!::nice(niceness);
+        Loop();
+      });
+    }
   }
   // Drops what has not begun.
   ~WorkerPool() { Stop(); }

@@ -16,9 +16,9 @@ def player():
         yield server
 
 
-def bench(server, *arguments, code=0):
+def bench(server, *arguments, output_tokens=4096, code=0):
     url = server if isinstance(server, str) else server.url
-    done = subprocess.run([PROGRAM, "bench", "serve", "--url", url, "--input-tokens", "16", "--output-tokens", "4096", "--json", "--quiet",
+    done = subprocess.run([PROGRAM, "bench", "serve", "--url", url, "--input-tokens", "16", "--output-tokens", str(output_tokens), "--json", "--quiet",
                            *map(str, arguments)], capture_output=True, text=True, timeout=TIMEOUT_S)
     assert done.returncode == code, done.stderr
     return json.loads(done.stdout) if done.stdout else done.stderr
@@ -41,7 +41,7 @@ def test_closed_loop(player, api):
 
 
 def test_open_loop_with_clients_that_leave(player):
-    record = bench(player, "--request-rate", 400, "--num-prompts", 60, "--disconnect-rate", 0.5, "--seed", 3)
+    record = bench(player, "--request-rate", 400, "--num-prompts", 60, "--disconnect-rate", 0.5, "--seed", 3, output_tokens=400)
     assert record["left_by_client"] > 10
     assert record["completed"] + record["left_by_client"] == 60
     assert (record["failed"], record["leaked"]) == (0, 0)

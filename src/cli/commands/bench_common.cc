@@ -60,9 +60,9 @@ void RunRecord::Sweep() {
 }
 
 Json SettingsOf(const Invocation& invocation) {
-  // Where results go, and the lists of a sweep, whose points say it themselves.
+  // Where results go, the lists of a sweep, whose points say it themselves, and secrets.
   static constexpr std::string_view kNoSettings[] = {"out",       "plot",      "json",    "quiet",  "config",  "chrome-trace",
-                                                     "log-level", "log-format", "batches", "inputs", "outputs", "model"};
+                                                     "log-level", "log-format", "batches", "inputs", "outputs", "model", "api-key"};
   Json settings = Json::object();
   for (const OptionSpec& spec : OptionTable()) {
     if (!invocation.sources.IsSet(spec.name) || std::ranges::find(kNoSettings, spec.name) != std::end(kNoSettings)) continue;
