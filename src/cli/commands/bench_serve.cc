@@ -92,16 +92,6 @@ Gaps GapsOf(const ServerLoadResult& result, double stream_rate) {
   return gaps;
 }
 
-// Requests and cache blocks that the server still holds; -1: it does not say.
-double Leaked(const ServerLoadResult& result) {
-  if (result.after.metrics.empty() || result.after.Get("deepinfer_requests_running") < 0) return -1;
-  double leaked = 0;
-  for (const char* name : {"deepinfer_requests_running", "deepinfer_requests_waiting", "deepinfer_http_generations", "deepinfer_kv_blocks_used"}) {
-    leaked += std::max(0.0, result.after.Get(name) - (std::string_view(name) == "deepinfer_kv_blocks_used" ? std::max(0.0, result.before.Get(name)) : 0));
-  }
-  return leaked;
-}
-
 Json RecordOf(const Invocation& invocation, const ServerLoad& load, const ServerLoadResult& result, const Gaps& gaps, const Json& host, double load1) {
   Json record{{"bench", "serve"},
               {"url", invocation.config.load.url},
@@ -160,7 +150,7 @@ Json RecordOf(const Invocation& invocation, const ServerLoad& load, const Server
   const double cpu_s = result.after.Get("process_cpu_seconds_total") - result.before.Get("process_cpu_seconds_total");
   if (result.after.Get("process_cpu_seconds_total") >= 0 && result.before.Get("process_cpu_seconds_total") >= 0) server["cpu_s"] = cpu_s;
   record["server_after"] = server;
-  record["leaked"] = Leaked(result);
+  record["leaked"] = result.leaked();
   record["valid"] = load1 <= kMaxLoadPerCore * ThreadPool::NumAvailableCores();
   return record;
 }

@@ -332,8 +332,7 @@ class Load {
     const int64_t until_ns = Now() + kSettleNs;
     while (true) {
       result_.after = ReadState(*client, load_);
-      const bool is_quiet = result_.after.Get("deepinfer_requests_running") <= 0 && result_.after.Get("deepinfer_requests_waiting") <= 0;
-      if (is_quiet || Now() > until_ns) return;
+      if (result_.leaked() <= 0 || Now() > until_ns) return;
       client->At(Now() + kTickNs, [&] { client->Stop(); });
       client->Run();
     }
@@ -351,6 +350,13 @@ class Load {
 };
 
 }  // namespace
+
+double ServerLoadResult::leaked() const {
+  if (after.Get("deepinfer_requests_running") < 0) return -1;
+  double leaked = 0;
+  for (const char* name : {"deepinfer_requests_running", "deepinfer_requests_waiting", "deepinfer_http_generations"}) leaked += std::max(0.0, after.Get(name));
+  return leaked + std::max(0.0, after.Get("deepinfer_kv_blocks_used") - std::max(0.0, before.Get("deepinfer_kv_blocks_used")));
+}
 
 std::string MakeLoadRequest(const ServerLoad& load, int64_t index, int64_t output_tokens) {
   Random random(load.seed * 0x9e3779b97f4a7c15u + static_cast<uint64_t>(index + 16));

@@ -61,6 +61,8 @@ struct ServerLoadResult {
   ServerState before, after;
   bool is_interrupted = false;
 
+  // Requests that the server still has and cache blocks beyond those before the load; -1: it does not say.
+  double leaked() const;
   double tokens_per_s() const { return seconds > 0 ? static_cast<double>(output_tokens) / seconds : 0; }
 };
 
