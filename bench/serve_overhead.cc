@@ -3,6 +3,7 @@
 // What HTTP and conversion add to the time to the first token of one request alone: the same chat prompt once submitted to
 // the engine inside the process and once sent through the server, in turn (A B B A), with the demo model and with a backend that
 // answers at once. One JSON record a line. Arguments: [--pairs N] [--input-tokens N].
+#include <atomic>
 #include <cstdio>
 #include <future>
 #include <string>
@@ -28,6 +29,9 @@ namespace {
 
 constexpr int64_t kWarmUp = 5;
 constexpr int64_t kOutputTokens = 4;
+constexpr double kStepsPerS = 500;
+// Tokens of a word in the demo model's small vocabulary, at most.
+constexpr int64_t kDemoTokensPerWord = 4;
 
 double Ms(int64_t ns) { return static_cast<double>(ns) * 1e-6; }
 
@@ -53,13 +57,11 @@ class Overhead {
 
     std::vector<double> inside, outside, added;
     for (int64_t i = -kWarmUp; i < num_pairs; ++i) {
-      // Different prompts in every pair: nothing is found in the prefix cache.
-      const std::string request = cli::MakeLoadRequest(load_, i + kWarmUp, kOutputTokens);
-      const std::string other = cli::MakeLoadRequest(load_, num_pairs + i + 2 * kWarmUp, kOutputTokens);
+      const std::string body = Body(i + kWarmUp);
       double in_ms = 0, out_ms = 0;
       for (int turn = 0; turn < 2; ++turn) {
-        if ((turn == 0) == (i % 2 == 0)) in_ms = Inside(request);
-        else out_ms = Outside(*client, other);
+        if ((turn == 0) == (i % 2 == 0)) in_ms = Inside(body);
+        else out_ms = Outside(*client, body);
       }
       if (i < 0) continue;
       inside.push_back(in_ms);
@@ -78,9 +80,16 @@ class Overhead {
   }
 
  private:
+  // The same prompt for both, so nothing of it may be found in the prefix cache.
+  std::string Body(int64_t i) const {
+    const std::string request = cli::MakeLoadRequest(load_, i, kOutputTokens);
+    Json body = ParseJson(std::string_view(request).substr(request.find("\r\n\r\n") + 4)).value();
+    body["cache_mode"] = "off";
+    return DumpJson(body);
+  }
+
   // From the submission of token ids to the first token.
-  double Inside(const std::string& http_request) {
-    const std::string body = http_request.substr(http_request.find("\r\n\r\n") + 4);
+  double Inside(const std::string& body) {
     const auto converted = protocols::ConvertRequest(protocols::Api::kChat, std::string_view(body), options_.convert).value();
     auto text = server::MakeTextRequest(converted, backend_.tokenizer(), options_.convert, backend_.max_model_len(), backend_.grammar_check()).value();
     std::promise<void> ended;
@@ -97,9 +106,11 @@ class Overhead {
     return Ms(first_ns - begin_ns);
   }
 
-  double Outside(cli::LoadClient& client, const std::string& http_request) {
+  double Outside(cli::LoadClient& client, const std::string& body) {
     double ms = 0;
-    client.Send({.bytes = std::make_shared<const std::string>(http_request)}, [&](cli::LoadOutcome&& outcome) {
+    const auto request = std::make_shared<const std::string>(
+        fmt::format("POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {}\r\n\r\n{}", body.size(), body));
+    client.Send({.bytes = request}, [&](cli::LoadOutcome&& outcome) {
       DI_CHECK(outcome.is_ok()) << outcome.status << " " << outcome.error;
       ms = Ms(outcome.first_ns - outcome.begin_ns);
       client.Stop();
@@ -126,7 +137,10 @@ int Main(const std::vector<std::string>& arguments) {
   {
     const auto tokenizer = text::Tokenizer::Load(source + "/tests/golden/tokenizer").value();
     server::ScriptedBackend backend(*tokenizer, int64_t{1} << 20);
-    backend.PlaySteps(RecordedSteps(*tokenizer, 0), 0);
+    // The first step comes at once, the others do not get in its way.
+    std::vector<std::vector<int32_t>> steps = RecordedSteps(*tokenizer, 0);
+    steps.resize(kOutputTokens);
+    backend.PlaySteps(steps, kStepsPerS);
     Overhead(backend, "null", input_tokens).Run(num_pairs);
   }
   engine::LoadOptions options;
@@ -135,7 +149,7 @@ int Main(const std::vector<std::string>& arguments) {
   DI_CHECK(engine.ok()) << engine.status().ToString();
   engine::AsyncEngine* const async = (*engine)->async_engine().value();
   const auto backend = server::MakeEngineBackend(*async, (*engine)->model().max_model_len());
-  Overhead(*backend, "demo", input_tokens).Run(num_pairs);
+  if (input_tokens * kDemoTokensPerWord < backend->max_model_len()) Overhead(*backend, "demo", input_tokens).Run(num_pairs);
   return 0;
 }
 
