@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+# Precompiled headers: one for the library (position-independent code), one for the tests (position-independent executables;
+# a compiler refuses a header that was compiled with other flags and then reads the plain one). deepinfer_use_pch(TARGET KIND),
+# KIND library or tests, is nothing with DEEPINFER_PCH=OFF. AUTO is OFF with ccache, which does not store such compilations,
+# and inside other projects.
+if(DEEPINFER_PCH STREQUAL "AUTO")
+  if(DEEPINFER_CCACHE OR NOT PROJECT_IS_TOP_LEVEL)
+    set(DEEPINFER_PCH OFF)
+  else()
+    set(DEEPINFER_PCH ON)
+  endif()
+endif()
+
+function(deepinfer_use_pch target kind)
+  if(NOT DEEPINFER_PCH)
+    return()
+  endif()
+  set(host deepinfer_pch_${kind})
+  if(NOT TARGET ${host})
+    set(empty ${PROJECT_BINARY_DIR}/pch_${kind}.cc)
+    if(NOT EXISTS ${empty})
+      file(WRITE ${empty} "")
+    endif()
+    add_library(${host} OBJECT EXCLUDE_FROM_ALL ${empty})
+    target_link_libraries(${host} PRIVATE fmt::fmt spdlog::spdlog nlohmann_json::nlohmann_json)
+    target_compile_definitions(${host} PRIVATE SPDLOG_FMT_EXTERNAL)
+    if(kind STREQUAL "tests")
+      target_link_libraries(${host} PRIVATE GTest::gtest GTest::gmock)
+      set_target_properties(${host} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
+      target_compile_options(${host} PRIVATE -fPIE ${DEEPINFER_TEST_FLAGS})
+    endif()
+    target_precompile_headers(${host} PRIVATE ${PROJECT_SOURCE_DIR}/cmake/pch_${kind}.h)
+  endif()
+  target_precompile_headers(${target} REUSE_FROM ${host})
+endfunction()
