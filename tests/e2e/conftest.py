@@ -133,8 +133,9 @@ def sse_events(text):
 
 
 @contextlib.contextmanager
-def run_program(*arguments, model="demo"):
-    """`deepinfer serve`; its log lines collect in server.log."""
+def run_program(*arguments, model="demo", drafts=False):
+    """`deepinfer serve`; its log lines collect in server.log. Without drafts it starts in a moment: nothing has to be measured."""
+    arguments = (*arguments, *(() if drafts else ("--num-drafts", "0")))
     process = subprocess.Popen(
         [PROGRAM, "serve", "--model", model, "--port", "0", *([] if "--admin-port" in arguments else ["--admin-port", "0"]), *map(str, arguments)],
         stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
@@ -176,7 +177,7 @@ def run_scripted(*arguments):
 
 @pytest.fixture(scope="session")
 def demo():
-    with run_program() as server:
+    with run_program(drafts=True) as server:
         yield server
 
 

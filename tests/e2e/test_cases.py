@@ -214,5 +214,5 @@ def test_case_14(demo):
         cached = [answer["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in answers]
         assert cached == [0, row["max_cached_tokens"], row["max_cached_tokens"]], row
         assert answers[1]["choices"][0]["text"] == answers[2]["choices"][0]["text"]
-        off = demo.request("POST", "/v1/completions", {**body, "cache_mode": "off", "max_tokens": 1})[2]
-        assert off["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    off = demo.request("POST", "/v1/completions", {**body, "cache_mode": "off"})[2]
+    assert off["usage"]["prompt_tokens_details"]["cached_tokens"] == 0

@@ -163,7 +163,7 @@ def test_tls(tmp_path):
 
 def start_slow(*arguments, max_tokens=300):
     """A program with one long request."""
-    process = subprocess.Popen([PROGRAM, "serve", "--port", "0", "--admin-port", "0", *map(str, arguments)], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([PROGRAM, "serve", "--port", "0", "--admin-port", "0", "--num-drafts", "0", *map(str, arguments)], stderr=subprocess.PIPE, text=True)
     for line in process.stderr:
         if match := re.search(r"listening on \S+:(\d+)", line):
             break
