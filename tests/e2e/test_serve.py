@@ -58,7 +58,7 @@ def test_key_file(tmp_path):
     file.write_text(json.dumps({"keys": [acme_record]}))
     assert acme not in file.read_text()
     with run_program("--api-key-file", file) as server:
-        for headers in ({}, bearer(other), bearer(acme[:-1] + "x"), {"Authorization": acme}, {**bearer("bad"), "x-api-key": acme}):
+        for headers in ({}, bearer(other), bearer(acme[:-1] + ("y" if acme[-1] == "x" else "x")), {"Authorization": acme}, {**bearer("bad"), "x-api-key": acme}):
             status, response, body = server.request("POST", PATH, CHAT, headers)
             assert (status, body["error"]["type"], response["www-authenticate"]) == (401, "authentication_error", "Bearer")
         for headers in (bearer(acme), {"x-api-key": acme}):
