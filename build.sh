@@ -54,7 +54,7 @@ BASE_PACKAGES=(g++ cmake ninja-build pkg-config git ca-certificates libfmt-dev l
   nlohmann-json3-dev libssl-dev prometheus-cpp-dev libboost-dev)
 TEST_PACKAGES=(libgtest-dev libgmock-dev libbenchmark-dev python3 python3-dev python3-venv python3-pip clang-16
   libclang-rt-16-dev)
-PIP_PACKAGES=(nanobind scikit-build-core pytest build jsonschema openai anthropic)
+PIP_PACKAGES=(nanobind scikit-build-core pytest build jsonschema openai anthropic schemathesis pyyaml)
 
 need_packages() {
   local missing=()
@@ -92,7 +92,7 @@ need_venv() {
     rm -rf .venv
     /usr/bin/python3 -m venv .venv
   fi
-  if ! .venv/bin/python -c 'import nanobind, scikit_build_core, pytest, build, jsonschema, openai, anthropic' 2>/dev/null; then
+  if ! .venv/bin/python -c 'import nanobind, scikit_build_core, pytest, build, jsonschema, openai, anthropic, schemathesis, yaml' 2>/dev/null; then
     say "installing Python packages: ${PIP_PACKAGES[*]}"
     .venv/bin/python -m pip install -q --disable-pip-version-check "${PIP_PACKAGES[@]}"
   fi

@@ -216,6 +216,8 @@ struct ServeConfig {
   int64_t drain_seconds = 600;
   std::string access_log = "-";  // file, "-" = stderr, "off"
   std::string usage_log;         // file; empty = none
+  std::string audit_log;         // file; empty = none
+  std::string otlp_endpoint;     // empty = no traces
   bool check_config = false;
 };
 

@@ -173,9 +173,24 @@ std::vector<OptionSpec> ServeRows() {
        .group = "Logs",
        .commands = kServe,
        .field = DI_FIELD(serve.usage_log),
-       .help = "file for one JSON line a generation with its token counts, for accounting",
+       .help = "file for one JSON line a generation with its token counts, for accounting; budgets of API keys count what it holds",
        .kind = kFile,
        .default_text = "none"},
+      {.name = "audit-log",
+       .group = "Logs",
+       .commands = kServe,
+       .field = DI_FIELD(serve.audit_log),
+       .help = "file for one JSON line an order to the admin port: time, who, what, result",
+       .kind = kFile,
+       .default_text = "none"},
+      {.name = "otlp-endpoint",
+       .group = "Logs",
+       .commands = kServe,
+       .field = DI_FIELD(serve.otlp_endpoint),
+       .help = "OpenTelemetry collector (OTLP/HTTP, JSON) that gets traces, http://HOST:4318; 1 % of the requests, all that fail or begin "
+               "slowly, and those whose traceparent says so",
+       .value_name = "URL",
+       .default_text = "no traces"},
   };
 }
 

@@ -228,6 +228,7 @@ Result<TextHandle> AsyncEngine::Submit(TextRequest request, SampleCallback callb
   core.allowed_mask = request.apply_token_policy ? policy_mask_ : blacklist_mask_;
   core.cache_mode = request.cache_mode;
   core.chunk_checkpoints = std::move(request.chunk_checkpoints);
+  core.probe = std::move(request.probe);
   core.cache_root = request.cache_salt.empty() ? cache_root_ : CacheRoot(request.cache_salt);
   DI_ASSIGN_OR_RETURN(handle.core_, core_->Submit(std::move(core), [state = handle.state_](const CoreOutput& output) {
     return state->OnOutput(output);

@@ -49,6 +49,7 @@ struct TextRequest : GenerateRequest {
   std::vector<int64_t> chunk_checkpoints;  // ascending prompt lengths at which a prefill step has to end
   std::string cache_salt;               // prefixes are shared with requests of the same salt only; at most 128 bytes; empty =
                                         // the engine's
+  std::shared_ptr<RequestProbe> probe;  // may be null
 };
 
 // What a request without a callback hands over.

@@ -204,6 +204,7 @@ Result<std::shared_ptr<RequestHandle>> EngineCore::Submit(EngineRequest request,
   command.cache_mode = request.cache_mode;
   command.cache_root = request.cache_root;
   command.chunk_checkpoints = std::move(request.chunk_checkpoints);
+  command.probe = std::move(request.probe);
   if (r.params.so_args) {
     if (options_.grammars == nullptr) return constrain::NoStructuredOutput();
     {
@@ -379,6 +380,7 @@ void EngineCore::Admit(Command& command) {
   spec.cache_mode = command.cache_mode;
   spec.cache_root = command.cache_root;
   spec.chunk_checkpoints = std::move(command.chunk_checkpoints);
+  spec.probe = std::move(command.probe);
   spec.needs_all_rows = r.params.prompt_logprobs && r.prompt_ids.size() > 1;
   for (int i = 1; i < r.params.n; ++i) {
     // Without samples that were cancelled while the grammar was compiled.

@@ -30,6 +30,7 @@
 #include "engine/batch_sampler.h"
 #include "engine/engine_stats.h"
 #include "engine/output_queue.h"
+#include "engine/request_probe.h"
 #include "engine/scheduler.h"
 #include "engine/step_executor.h"
 #include "engine/step_model.h"
@@ -65,6 +66,7 @@ struct EngineRequest {
   std::optional<CacheMode> cache_mode;
   Key256 cache_root;
   std::vector<int64_t> chunk_checkpoints;  // ascending prompt lengths at which a prefill chunk has to end
+  std::shared_ptr<RequestProbe> probe;     // may be null
 };
 
 struct CoreOutput {
@@ -167,6 +169,7 @@ class EngineCore {
     std::optional<CacheMode> cache_mode;
     Key256 cache_root;
     std::vector<int64_t> chunk_checkpoints;
+    std::shared_ptr<RequestProbe> probe;
     std::shared_ptr<constrain::CompileTicket> grammar;  // of a request with so_args
     std::string grammar_error;  // its so_args are wrong
     std::optional<std::pair<int, bool>> drafting;  // if `add` is null: SetDrafting

@@ -305,6 +305,9 @@ bool Scheduler::PlanPrefill(StepPlan& plan) {
     }
     Dequeue(seq);
     if (is_new) Bind(seq, hit, plan);
+    if (RequestProbe* const probe = seq.spec.probe.get(); probe != nullptr && probe->scheduled_ns.load(std::memory_order_relaxed) == 0) {
+      probe->scheduled_ns.store(now_ns, std::memory_order_relaxed);
+    }
     sum_len += seq.length();
     StepRow& row = AddRow(seq, q, plan);
     row.start = seq.num_cached;
@@ -516,6 +519,10 @@ bool Scheduler::DemoteLastFork() {
 
 void Scheduler::Preempt(Sequence& seq) {
   ++stats_.num_preempted;
+  if (RequestProbe* const probe = seq.spec.probe.get()) {
+    probe->preempted_ns.store(clock_.NowNs(), std::memory_order_relaxed);
+    probe->num_preempted.fetch_add(1, std::memory_order_relaxed);
+  }
   running_.erase(std::find(running_.begin(), running_.end(), &seq));
   // Steps in flight may still write the blocks, but the device does so before anything that is planned from here on.
   ReleaseCaches(seq);

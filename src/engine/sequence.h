@@ -12,6 +12,7 @@
 #include "deepinfer/output.h"
 #include "engine/prefix_cache.h"
 #include "engine/prefix_key.h"
+#include "engine/request_probe.h"
 
 namespace deepinfer::engine {
 
@@ -33,6 +34,7 @@ struct SequenceSpec {
   std::vector<uint64_t> fork_ids;
   // What the caller attaches (sampling parameters, ...); handed through to rows and events.
   std::shared_ptr<void> user;
+  std::shared_ptr<RequestProbe> probe;  // may be null
 };
 
 enum class SequenceStatus { kWaiting, kPrompted, kRunning, kFinished };

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "constrain/structured_output.h"
+#include "protocols/inference_options.h"
 #include "protocols/json_reader.h"
 #include "protocols/request_extensions.h"
 
@@ -154,6 +155,8 @@ Result<CompletionRequest> ConvertCompletionRequest(const Json& body, const Conve
     const bool is_empty = prompt.text ? prompt.text->empty() : prompt.ids.empty();
     if (is_empty && !request.suffix) return InvalidArgument("Empty prompt", "prompt");
   }
+  const auto stop = body.find("stop");
+  DI_RETURN_IF_ERROR(CheckStopStrings(params.stop, stop != body.end() && stop->is_array(), "stop", options));
   if (request.include_usage && !request.stream) {
     return InvalidArgument("stream_options should be set along with stream = true", "stream_options");
   }

@@ -12,6 +12,8 @@ namespace deepinfer::server {
 
 namespace {
 
+constexpr size_t kMaxAuditedBody = 4 << 10;
+
 HttpResponse Answer(int status, const Json& body) {
   HttpResponse response;
   response.status = status;
@@ -91,7 +93,11 @@ void AdminService::OnRequest(std::shared_ptr<Exchange> exchange) {
     return exchange->Respond(response);
   }
   if (is_get && request.path == "/healthz") return exchange->Respond(Answer(200, Json{{"status", "ok"}}));
-  if (request.method == "POST" && request.path.starts_with("/admin/")) return exchange->Respond(Order(request));
+  if (request.method == "POST" && request.path.starts_with("/admin/")) {
+    const HttpResponse response = Order(request);
+    Audit(*exchange, request, response.status);
+    return exchange->Respond(response);
+  }
   exchange->Respond(Error(404, fmt::format("unknown route {} {}", Escape(request.method, 16), Escape(request.path, 100))));
 }
 
@@ -112,15 +118,24 @@ HttpResponse AdminService::Order(const HttpRequest& request) {
                                                                      : hooks_.set_log_level(level->get<std::string>());
     response = status.ok() ? Answer(200, Json{{"status", "ok"}}) : Error(400, status.message());
   }
-  if (audit_ != nullptr && response.status != 404) {
-    audit_->Append(DumpJson(Json{{"time", std::time(nullptr)}, {"subject", "admin"}, {"verb", request.path}, {"args", args}, {"result", response.status}}));
-  }
   return response;
+}
+
+// Every order and its answer, refused ones too; an order that does not exist is shown as such.
+void AdminService::Audit(const Exchange& exchange, const HttpRequest& request, int status) {
+  if (audit_ == nullptr) return;
+  Json args = Json::object();
+  if (Result<Json> parsed = ParseJson(request.body); parsed.ok() && request.body.size() <= kMaxAuditedBody) args = *std::move(parsed);
+  Json line{{"time", std::time(nullptr)}, {"subject", fmt::format("admin@{}", exchange.peer())}, {"verb", Escape(request.path, 100)}, {"args", std::move(args)}};
+  if (!request.query.empty()) line["query"] = Escape(request.query, 200);
+  line["result"] = status;
+  audit_->Append(DumpJson(line));
 }
 
 void AdminService::Profile(std::shared_ptr<Exchange> exchange) {
   if (exchange->request.method != "GET" && exchange->request.method != "POST") return exchange->Respond(Error(405, "use GET or POST"));
   std::optional<engine::ProfileResponse> refused = profiler_->Begin(exchange->request.query, exchange->request.body);
+  Audit(*exchange, exchange->request, refused ? refused->status : 200);
   if (refused) {
     HttpResponse response;
     response.status = refused->status;

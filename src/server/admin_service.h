@@ -38,6 +38,7 @@ class AdminService : public RequestHandler {
  private:
   HttpResponse Order(const HttpRequest& request);
   void Profile(std::shared_ptr<Exchange> exchange);
+  void Audit(const Exchange& exchange, const HttpRequest& request, int status);
 
   MetricsRegistry& registry_;
   engine::StepProfiler* profiler_;

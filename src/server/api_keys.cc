@@ -73,7 +73,8 @@ std::string FileState(const std::string& path) {
 Result<ApiKey> ParseKey(const Json& json) {
   ApiKey key;
   if (!json.is_object()) return InvalidArgument("expected an object");
-  static const std::set<std::string, std::less<>> kKnown = {"id", "salt", "sha256", "organisation", "scopes", "models", "expires_at", "max_streams"};
+  static const std::set<std::string, std::less<>> kKnown = {"id", "salt", "sha256", "organisation", "scopes", "models", "expires_at", "max_streams",
+                                                           "requests_per_minute", "tokens_per_minute", "budget_tokens", "domain"};
   for (const auto& [name, value] : json.items()) {
     if (!kKnown.contains(name)) return InvalidArgument(fmt::format("unknown field \"{}\"", Escape(name)));
   }
@@ -81,9 +82,21 @@ Result<ApiKey> ParseKey(const Json& json) {
     const auto it = json.find(name);
     return it != json.end() && it->is_string() ? it->get<std::string>() : std::string();
   };
+  // A limit that is spelled wrongly must not be no limit.
+  constexpr int64_t kMaxNumber = int64_t{1} << 53;
+  for (const char* name : {"expires_at", "max_streams", "requests_per_minute", "tokens_per_minute", "budget_tokens"}) {
+    const auto it = json.find(name);
+    if (it == json.end()) continue;
+    if (!it->is_number_integer() || it->get<double>() < 0 || it->get<double>() > static_cast<double>(kMaxNumber)) {
+      return InvalidArgument(fmt::format("{} must be an integer of at least 0; 0 = no limit", name));
+    }
+  }
+  for (const char* name : {"organisation", "domain"}) {
+    if (const auto it = json.find(name); it != json.end() && !it->is_string()) return InvalidArgument(fmt::format("{} must be a string", name));
+  }
   const auto number = [&json](const char* name) {
     const auto it = json.find(name);
-    return it != json.end() && it->is_number_integer() ? it->get<int64_t>() : 0;
+    return it != json.end() ? it->get<int64_t>() : 0;
   };
   key.id = text("id");
   if (key.id.size() != kIdChars) return InvalidArgument(fmt::format("id must be the first {} characters of the key behind \"di-\"", kIdChars));
@@ -92,6 +105,10 @@ Result<ApiKey> ParseKey(const Json& json) {
   key.organisation = text("organisation");
   key.expires_at = number("expires_at");
   key.max_streams = number("max_streams");
+  key.requests_per_minute = number("requests_per_minute");
+  key.tokens_per_minute = number("tokens_per_minute");
+  key.budget_tokens = number("budget_tokens");
+  key.isolation_domain = text("domain");
   const auto list = [&json](const char* name, std::vector<std::string>& out) {
     const auto it = json.find(name);
     if (it == json.end()) return true;

@@ -4,7 +4,8 @@
 // A key says who pays (organisation), what it may do (scopes, models) and how many requests it may run at once.
 //
 // The file: {"keys": [{"id", "salt" (hex), "sha256" (hex of SHA-256 over salt and key), "organisation"?, "scopes"?: ["inference"],
-// "models"?: [...], "expires_at"? (seconds since 1970), "max_streams"?}]}. A key is "di-" and 43 letters and digits; its first eight
+// "models"?: [...], "expires_at"? (seconds since 1970), "max_streams"?, "requests_per_minute"?, "tokens_per_minute"?,
+// "budget_tokens"?, "domain"?}]}. A key is "di-" and 43 letters and digits; its first eight
 // are the id. MakeApiKey makes a key and its record.
 #pragma once
 
@@ -26,16 +27,19 @@ enum class Scope : uint32_t { kInference = 1, kKvAdmin = 2, kOpsAdmin = 4 };
 struct ApiKey {
   std::string id;            // what logs show
   std::string organisation;  // prefixes are shared within one; empty = with nobody but this key
+  std::string isolation_domain;  // else shared within this; empty = the organisation
   uint32_t scopes = static_cast<uint32_t>(Scope::kInference);
   std::vector<std::string> models;  // empty = all
   int64_t expires_at = 0;           // seconds since 1970; 0 = never
   int64_t max_streams = 0;          // 0 = the server's limit
+  // 0 = no limit. Tokens are those of prompts and answers together.
+  int64_t requests_per_minute = 0, tokens_per_minute = 0, budget_tokens = 0;
   bool is_plain = false;            // of the command line: looked up by comparing
   std::vector<uint8_t> salt;
   std::vector<uint8_t> hash;
 
   bool Has(Scope scope) const { return (scopes & static_cast<uint32_t>(scope)) != 0; }
-  const std::string& domain() const { return organisation.empty() ? id : organisation; }
+  const std::string& domain() const { return !isolation_domain.empty() ? isolation_domain : organisation.empty() ? id : organisation; }
 };
 
 struct NewApiKey {

@@ -12,6 +12,7 @@
 
 #include "server/http_message.h"
 #include "server/io_thread.h"
+#include "server/trace_context.h"
 
 namespace deepinfer::server {
 
@@ -40,12 +41,20 @@ struct ExchangeRecord {
   std::string reason;       // finish reason, client_disconnected, slow_reader, or empty
   std::string error_type;   // of the error body that was sent
   int status = 0;           // 499: the client went before anything was sent
-  int64_t begin_ns = 0;     // first byte of the request
+  // Times of the steady clock; 0 = it did not come to that.
+  int64_t begin_ns = 0;      // first byte of the request
+  int64_t body_ns = 0;       // it was complete
+  int64_t submitted_ns = 0;  // converted and handed to the backend
+  int64_t scheduled_ns = 0;  // its computation began
   int64_t first_token_ns = 0;
   int64_t end_ns = 0;
+  int64_t num_preempted = 0, preempted_ns = 0;  // taken off the device: how often, the newest time
+  TraceContext trace;
   int64_t begin_unix_ms = 0;
   int64_t bytes_in = 0, bytes_out = 0;
   int64_t prompt_tokens = 0, cached_tokens = 0, output_tokens = 0;
+  int64_t num_used = 0;  // tokens that were computed for it, also when it failed
+  int64_t num_charged = 0;  // of them, those that its key was charged with at the start
   bool has_usage = false;
 };
 

@@ -80,6 +80,8 @@ void Generation::Attach() {
   is_attached_ = true;
   exchange_->record.model = model_;
   exchange_->record.traffic_class = traffic_class_;
+  exchange_->record.submitted_ns = begin_ns_;
+  exchange_->record.num_charged = num_charged_;
   exchange_->SetObserver(shared_from_this());
 }
 
@@ -121,6 +123,19 @@ StreamAction Generation::OnOutput(int first_sample, const BackendOutput& from) {
   return action;
 }
 
+void Generation::FillRecord() {
+  ExchangeRecord& record = exchange_->record;
+  record.output_tokens = reply_->num_output_tokens();
+  record.prompt_tokens = prompt_tokens_;
+  record.cached_tokens = cached_tokens_;
+  record.first_token_ns = first_token_ns_;
+  record.num_used = is_started_ ? record.prompt_tokens + record.output_tokens : 0;
+  if (probe_ == nullptr) return;
+  record.scheduled_ns = probe_->scheduled_ns.load(std::memory_order_relaxed);
+  record.num_preempted = probe_->num_preempted.load(std::memory_order_relaxed);
+  record.preempted_ns = probe_->preempted_ns.load(std::memory_order_relaxed);
+}
+
 void Generation::WakeIo() {
   if (is_scheduled_) return;
   is_scheduled_ = true;
@@ -143,11 +158,8 @@ void Generation::Run() {
   {
     std::lock_guard lock(mutex_);
     is_scheduled_ = false;
+    FillRecord();
     ExchangeRecord& record = exchange_->record;
-    record.output_tokens = reply_->num_output_tokens();
-    record.prompt_tokens = prompt_tokens_;
-    record.cached_tokens = cached_tokens_;
-    record.first_token_ns = first_token_ns_;
     is_done = is_done_;
     failure = failure_;
     if (is_done && failure.ok()) {
@@ -233,11 +245,13 @@ void Generation::Fail(const Status& status) {
   {
     std::lock_guard lock(mutex_);
     is_done_ = true;
+    FillRecord();
     if (exchange_->has_begun()) {
       std::string& out = exchange_->Open();
       if (is_event_stream_) out += pending_;
       pending_.clear();
       reply_->Fail(status, out);
+      (void)responder_(*exchange_, status);  // for the counters
     }
   }
   if (exchange_->has_begun()) {
@@ -255,10 +269,8 @@ void Generation::OnGone() {
   is_ended_ = true;
   {
     std::lock_guard lock(mutex_);
-    exchange_->record.output_tokens = reply_->num_output_tokens();
-    exchange_->record.prompt_tokens = is_started_ ? prompt_tokens_ : 0;
-    exchange_->record.cached_tokens = cached_tokens_;
-    exchange_->record.first_token_ns = first_token_ns_;
+    FillRecord();
+    if (!is_started_) exchange_->record.prompt_tokens = 0;
     exchange_->record.has_usage = true;
   }
   Cancel();

@@ -42,6 +42,10 @@ class Generation : public ExchangeObserver, public IoTask, public std::enable_sh
 
   // For the logs. Before Begin.
   void SetNames(std::string model, std::string traffic_class);
+  // Prompt tokens that the key has been charged with.
+  void SetCharged(int64_t num_tokens) { num_charged_ = num_tokens; }
+  // What the backend tells about the first of the requests.
+  void SetProbe(std::shared_ptr<const engine::RequestProbe> probe) { probe_ = std::move(probe); }
   // Ends it with an error: the server stops. Any thread.
   void StopSoon(const Status& status);
 
@@ -56,6 +60,8 @@ class Generation : public ExchangeObserver, public IoTask, public std::enable_sh
   void Attach();
   void Stop(const Status& status);
   void Cancel();
+  // mutex_ is held.
+  void FillRecord();
   void WakeIo();
   void BeginResponse();
   void SendKeepAlive();
@@ -67,6 +73,8 @@ class Generation : public ExchangeObserver, public IoTask, public std::enable_sh
   const ErrorResponder responder_;
   std::function<void()> on_end_;
   std::string model_, traffic_class_;
+  std::shared_ptr<const engine::RequestProbe> probe_;
+  int64_t num_charged_ = 0;
 
   std::mutex mutex_;
   std::unique_ptr<Reply> reply_;  // GUARDED_BY(mutex_)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The chat page at "/": files of server/page/, built into the program. Script and style have paths of their own, so that the
+// The chat page at "/" and the OpenAPI document: files of server/page/ and server/, built into the program. Script and style have paths of their own, so that the
 // content security policy can forbid everything inline.
 #pragma once
 

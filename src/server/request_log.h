@@ -15,12 +15,13 @@ namespace deepinfer::server {
 class RequestLog {
  public:
   // The files may be null. `registry` outlives the log.
-  RequestLog(MetricsRegistry& registry, std::unique_ptr<LineFile> access, std::unique_ptr<LineFile> usage)
-      : registry_(registry), access_(std::move(access)), usage_(std::move(usage)) {}
+  RequestLog(MetricsRegistry& registry, std::unique_ptr<LineFile> access, std::unique_ptr<LineFile> usage);
 
   void Add(const Exchange& exchange);
 
  private:
+  Histogram& QueueSeconds(const std::string& traffic_class);
+
   MetricsRegistry& registry_;
   std::unique_ptr<LineFile> access_, usage_;
 };

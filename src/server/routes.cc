@@ -53,6 +53,7 @@ constexpr std::array kRows = {
     Row{"/page.js", Endpoint::kPage, "page", "GET", Api::kChat, false},
     Row{"/markdown.js", Endpoint::kPage, "page", "GET", Api::kChat, false},
     Row{"/page.css", Endpoint::kPage, "page", "GET", Api::kChat, false},
+    Row{"/openapi.json", Endpoint::kPage, "openapi", "GET", Api::kChat, false},
 };
 
 }  // namespace

@@ -4,10 +4,13 @@
 #include <openssl/evp.h>
 
 #include <algorithm>
+#include <array>
+#include <cstdint>
 #include <ctime>
 
 #include <fmt/format.h>
 
+#include "core/clock.h"
 #include "core/escape.h"
 #include "core/json.h"
 #include "core/process_metrics.h"
@@ -66,6 +69,12 @@ std::string ToHex(const unsigned char* bytes, size_t size) {
   return out;
 }
 
+constexpr std::array kRejectReasons = {"requests_per_minute", "tokens_per_minute", "budget", "streams", "queue", "draining"};
+
+Counter& RejectCounter(MetricsRegistry& registry, const char* reason) {
+  return registry.GetCounter("deepinfer_router_rejects_total", "Requests that were refused for lack of room or of rights to it.", {{"reason", reason}});
+}
+
 std::string TrafficClass(const Exchange& exchange) {
   if (const std::string* value = exchange.request.Find("x-di-class"); value != nullptr && (*value == "agent" || *value == "chat" || *value == "batch")) {
     return *value;
@@ -100,7 +109,10 @@ struct Service::Slot {
 Service::Service(Backend& backend, const ApiKeys& keys, MetricsRegistry& registry, RequestLog& log, ServiceOptions options)
     : backend_(backend), keys_(keys), registry_(registry), log_(log), options_(std::move(options)), streams_(std::make_shared<Streams>()),
       body_workers_(options_.num_body_workers), big_body_workers_(options_.num_big_body_workers, 0, kBigBodyNiceness),
-      grammar_workers_(options_.num_grammar_workers, options_.max_grammars_per_key) {}
+      grammar_workers_(options_.num_grammar_workers, options_.max_grammars_per_key) {
+  // Every series is there from the start.
+  for (const char* reason : kRejectReasons) RejectCounter(registry_, reason);
+}
 
 int64_t Service::num_active() const {
   std::lock_guard lock(streams_->mutex);
@@ -121,6 +133,7 @@ std::optional<HttpResponse> Service::CheckHead(Exchange& exchange, const HttpReq
   const bool is_known = FindRoute(head.path, route);
   if (is_known) exchange.record.endpoint = std::string(route.name);
   if (route.api == Api::kMessages) exchange.extra_headers.emplace_back("request-id", exchange.record.request_id);
+  BeginTrace(exchange, &head);
   if (const Status status = CheckOrigin(exchange, head); !status.ok()) return ErrorFor(exchange, route.api, status);
   if (head.method == "OPTIONS" && head.Find("access-control-request-method") != nullptr && exchange.identity != nullptr) {
     HttpResponse response;
@@ -146,6 +159,21 @@ std::optional<HttpResponse> Service::CheckHead(Exchange& exchange, const HttpReq
     }
   }
   return std::nullopt;
+}
+
+// The caller's trace goes on; without one a new begins, if traces are sent at all.
+void Service::BeginTrace(Exchange& exchange, const HttpRequest* head) const {
+  TraceContext& trace = exchange.record.trace;
+  const std::string* const header = head == nullptr ? nullptr : head->Find("traceparent");
+  const bool has_parent = header != nullptr && ParseTraceparent(*header, trace);
+  if (!has_parent && options_.tracer == nullptr) return;
+  if (!has_parent) {
+    trace.trace_high = RandomBits();
+    trace.trace_low = RandomBits() | 1;
+    trace.is_sampled = options_.tracer->Samples();
+  }
+  trace.span_id = RandomBits() | 1;
+  exchange.extra_headers.emplace_back("traceresponse", trace.Header());
 }
 
 bool Service::IsAllowedHost(const std::string& host) const {
@@ -188,14 +216,14 @@ Status Service::CheckKey(Exchange& exchange, const HttpRequest& head) const {
   return Status::Ok();
 }
 
-HttpResponse Service::ErrorFor(Exchange& exchange, Api api, const Status& status, int http_status) {
+HttpResponse Service::ErrorFor(Exchange& exchange, Api api, const Status& status, int http_status, int64_t retry_after_s) {
   const Json body = http_status != 0 ? protocols::ErrorBody(api, http_status, status.message(), exchange.record.request_id)
                                      : protocols::ErrorBody(api, status, exchange.record.request_id);
   HttpResponse response;
   response.status = http_status != 0 ? http_status : protocols::HttpStatus(status);
   response.body = DumpJson(body);
   exchange.record.error_type = body["error"]["type"].get<std::string>();
-  if (response.status == 429 || response.status == 503) response.headers.emplace_back("Retry-After", std::to_string(RetryAfterSeconds()));
+  if (response.status == 429 || response.status == 503) response.headers.emplace_back("Retry-After", std::to_string(retry_after_s > 0 ? retry_after_s : RetryAfterSeconds()));
   return response;
 }
 
@@ -204,6 +232,7 @@ HttpResponse Service::MakeError(Exchange& exchange, const HttpRequest* head, int
   if (head == nullptr) {
     exchange.record.request_id = fmt::format("req_{:016x}{:08x}", RandomBits(), RandomBits() >> 32);
     exchange.extra_headers.emplace_back("x-request-id", exchange.record.request_id);
+    BeginTrace(exchange, nullptr);
   } else {
     Route route;
     if (FindRoute(head->path, route)) api = route.api;
@@ -215,7 +244,18 @@ HttpResponse Service::MakeError(Exchange& exchange, const HttpRequest* head, int
   return ErrorFor(exchange, api, Status(code, message), status);
 }
 
-void Service::OnOver(Exchange& exchange) { log_.Add(exchange); }
+void Service::OnOver(Exchange& exchange) {
+  const ExchangeRecord& record = exchange.record;
+  if (exchange.request.method == "POST" && exchange.identity != nullptr && keys_.is_required()) {
+    ledger_.Charge(*std::static_pointer_cast<const ApiKey>(exchange.identity), record.num_used - record.num_charged, record.end_ns);
+  }
+  // Probes come every few seconds and say nothing.
+  const bool is_probe = record.endpoint == "health" || record.endpoint == "metrics";
+  if (options_.tracer != nullptr && record.trace.is_set() && (!is_probe || record.trace.parent_id != 0)) options_.tracer->End(record);
+  log_.Add(exchange);
+}
+
+void Service::CountReject(const char* reason) { RejectCounter(registry_, reason).Add(); }
 
 int Service::RetryAfterSeconds() {
   // About as long as the queue takes if each place is free every second.
@@ -226,12 +266,16 @@ int Service::RetryAfterSeconds() {
 // ---- requests ----------------------------------------------------------------------------------------------------------------
 
 Result<std::shared_ptr<Service::Slot>> Service::TakeSlot(const std::shared_ptr<const ApiKey>& key) {
-  if (is_draining_.load()) return Unavailable("the server is shutting down; send the request to another one");
+  if (is_draining_.load()) {
+    CountReject("draining");
+    return Unavailable("the server is shutting down; send the request to another one");
+  }
   std::lock_guard lock(streams_->mutex);
   const std::string id = key != nullptr ? key->id : std::string();
   int64_t& count = streams_->by_key[id];
   const int64_t limit = key == nullptr ? 0 : key->max_streams > 0 ? key->max_streams : options_.max_streams_per_key;
   if (limit > 0 && count >= limit) {
+    CountReject("streams");
     return ResourceExhausted(fmt::format("the API key has {} requests running, which is its limit; wait for one to end", count));
   }
   ++count;
@@ -239,8 +283,31 @@ Result<std::shared_ptr<Service::Slot>> Service::TakeSlot(const std::shared_ptr<c
   return std::make_shared<Slot>(streams_, id);
 }
 
+std::optional<HttpResponse> Service::CheckShare(Exchange& exchange, const Job& job, bool generates) {
+  if (job.key == nullptr) return std::nullopt;
+  const ApiKey& key = *job.key;
+  const KeyLedger::Answer answer = ledger_.Admit(key, generates, Clock::Steady().NowNs());
+  const auto refuse = [&](int status, const char* reason, const std::string& message) {
+    CountReject(reason);
+    const StatusCode code = status == 429 ? StatusCode::kResourceExhausted : StatusCode::kPermissionDenied;
+    HttpResponse response = ErrorFor(exchange, job.route.api, Status(code, message), status, answer.retry_after_s);
+    return response;
+  };
+  switch (answer.verdict) {
+    case KeyLedger::Verdict::kOk: break;
+    case KeyLedger::Verdict::kTooManyRequests:
+      return refuse(429, "requests_per_minute", fmt::format("the API key may send {} requests per minute; try again in {} s", key.requests_per_minute, answer.retry_after_s));
+    case KeyLedger::Verdict::kTooManyTokens:
+      return refuse(429, "tokens_per_minute", fmt::format("the API key may use {} tokens per minute; try again in {} s", key.tokens_per_minute, answer.retry_after_s));
+    case KeyLedger::Verdict::kNoBudget:
+      return refuse(402, "budget", fmt::format("the API key has used up its budget of {} tokens", key.budget_tokens));
+  }
+  return std::nullopt;
+}
+
 void Service::OnRequest(std::shared_ptr<Exchange> exchange) {
   Job job;
+  exchange->record.body_ns = Clock::Steady().NowNs();
   if (!FindRoute(exchange->request.path, job.route)) return exchange->Respond(ErrorFor(*exchange, Api::kChat, NotFound("unknown route")));
   if (job.route.method == "GET") return exchange->Respond(Quick(*exchange, job.route));
   job.exchange = exchange;
@@ -248,6 +315,7 @@ void Service::OnRequest(std::shared_ptr<Exchange> exchange) {
   job.traffic_class = TrafficClass(*exchange);
   const bool generates = job.route.endpoint != Endpoint::kCountTokens && job.route.endpoint != Endpoint::kTokenize &&
                          job.route.endpoint != Endpoint::kDetokenize;
+  if (const std::optional<HttpResponse> refusal = CheckShare(*exchange, job, generates)) return exchange->Respond(*refusal);
   if (generates) {
     Result<std::shared_ptr<Slot>> slot = TakeSlot(job.key);
     if (!slot.ok()) return exchange->Respond(ErrorFor(*exchange, job.route.api, slot.status()));
@@ -380,7 +448,7 @@ Result<std::optional<Json>> Service::Work(Job& job) {
   if (job.route.endpoint == Endpoint::kDetokenize) return some(Detokenize(*body));
   Result<protocols::CompletionRequest> completion = protocols::ConvertCompletionRequest(*body, options_.convert);
   if (!completion.ok()) return completion.status();
-  if (!completion->params.so_args) return Complete(job, *completion);
+  if (!completion->params.so_args) return Complete(job, *std::move(completion));
   Move(job, grammar_workers_, [this, completion = *std::move(completion)](Job& moved) { return Complete(moved, completion); });
   return std::optional<Json>();
 }
@@ -425,11 +493,13 @@ Result<std::optional<Json>> Service::Speak(Job& job, const protocols::ConvertedR
   return std::optional<Json>();
 }
 
-Result<std::optional<Json>> Service::Complete(Job& job, const protocols::CompletionRequest& completion) {
+Result<std::optional<Json>> Service::Complete(Job& job, protocols::CompletionRequest completion) {
   DI_RETURN_IF_ERROR(CheckModel(job, completion.model));
-  if (job.route.endpoint == Endpoint::kBetaCompletions && completion.params.max_tokens > kMaxBetaTokens) {
-    return InvalidArgument(fmt::format("Invalid max_tokens value, the valid range of max_tokens is [1, {}]", kMaxBetaTokens), "max_tokens");
+  const int64_t limit = std::min(options_.convert.max_output_tokens, job.route.endpoint == Endpoint::kBetaCompletions ? kMaxBetaTokens : INT64_MAX);
+  if (completion.has_max_tokens && completion.params.max_tokens > limit) {
+    return InvalidArgument(fmt::format("Invalid max_tokens value, the valid range of max_tokens is [1, {}]", limit), "max_tokens");
   }
+  completion.params.max_tokens = std::min(completion.params.max_tokens, limit);
   Result<std::vector<engine::TextRequest>> requests =
       MakeTextRequests(completion, backend_.tokenizer(), backend_.grammar_check());
   if (requests.status().code() == StatusCode::kUnimplemented) return InvalidArgument(requests.status().message());
@@ -502,6 +572,7 @@ void Service::Launch(Job& job, const std::string& model, std::unique_ptr<Reply> 
   }
   auto responder = [this, api = job.route.api](Exchange& exchange, const Status& status) {
     // Trying again later does not help a prompt that is too long.
+    if (status.code() == StatusCode::kResourceExhausted && status.field() != engine::kPromptLengthField) CountReject("queue");
     if (status.field() == engine::kPromptLengthField) return ErrorFor(exchange, api, InvalidArgument(status.message(), status.field()));
     return ErrorFor(exchange, api, status);
   };
@@ -519,6 +590,13 @@ void Service::Launch(Job& job, const std::string& model, std::unique_ptr<Reply> 
     generations_[id] = generation;
   }
   generation->SetNames(model, job.traffic_class);
+  auto probe = std::make_shared<engine::RequestProbe>();
+  submitted.front().text.probe = probe;
+  generation->SetProbe(std::move(probe));
+  if (job.key != nullptr) {
+    ledger_.Charge(*job.key, num_prompt, Clock::Steady().NowNs());
+    generation->SetCharged(num_prompt);
+  }
   generation->Begin(backend_, std::move(submitted));
 }
 

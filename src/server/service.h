@@ -22,8 +22,10 @@
 #include "server/backend.h"
 #include "server/exchange.h"
 #include "server/generation.h"
+#include "server/key_limits.h"
 #include "server/request_log.h"
 #include "server/routes.h"
+#include "server/tracer.h"
 #include "server/worker_pool.h"
 
 namespace deepinfer::server {
@@ -42,6 +44,7 @@ struct ServiceOptions {
   int num_big_body_workers = 2;  // for bodies of several MiB
   int num_grammar_workers = 4;  // wait for grammars to be compiled
   int max_grammars_per_key = 2;  // at the same time
+  Tracer* tracer = nullptr;  // outlives the service; null = no traces
 };
 
 class Service : public RequestHandler {
@@ -65,6 +68,8 @@ class Service : public RequestHandler {
     big_body_workers_.Stop();
     grammar_workers_.Stop();
   }
+  // What the keys have used before. Before anything is served.
+  KeyLedger& ledger() { return ledger_; }
 
  private:
   struct Streams;  // running requests of each key
@@ -77,13 +82,17 @@ class Service : public RequestHandler {
     std::string traffic_class;
   };
 
+  void BeginTrace(Exchange& exchange, const HttpRequest* head) const;
   Status CheckOrigin(Exchange& exchange, const HttpRequest& head) const;
   Status CheckKey(Exchange& exchange, const HttpRequest& head) const;
   static Status CheckModel(const Job& job, const std::string& model);
   bool IsAllowedHost(const std::string& host) const;
-  // `http_status` 0: that of `status`.
-  HttpResponse ErrorFor(Exchange& exchange, protocols::Api api, const Status& status, int http_status = 0);
+  // `http_status` 0: that of `status`. `retry_after_s` 0: about as long as the queue takes.
+  HttpResponse ErrorFor(Exchange& exchange, protocols::Api api, const Status& status, int http_status = 0, int64_t retry_after_s = 0);
   Result<std::shared_ptr<Slot>> TakeSlot(const std::shared_ptr<const ApiKey>& key);
+  // The refusal of a key that has used up its share; nothing for the others.
+  std::optional<HttpResponse> CheckShare(Exchange& exchange, const Job& job, bool generates);
+  void CountReject(const char* reason);
   int RetryAfterSeconds();
 
   void UpdateMetrics();
@@ -93,7 +102,7 @@ class Service : public RequestHandler {
   Result<std::optional<Json>> Work(Job& job);
   Result<std::optional<Json>> Converse(Job& job, protocols::Api api);
   Result<std::optional<Json>> Speak(Job& job, const protocols::ConvertedRequest& converted);
-  Result<std::optional<Json>> Complete(Job& job, const protocols::CompletionRequest& completion);
+  Result<std::optional<Json>> Complete(Job& job, protocols::CompletionRequest completion);
   // Goes on in a worker. For grammars: those of one key do not take every worker.
   void Move(Job& job, WorkerPool& workers, std::function<Result<std::optional<Json>>(Job&)> work);
   void Answer(Job& job, Result<std::optional<Json>> result, bool is_inline);
@@ -111,6 +120,7 @@ class Service : public RequestHandler {
   const ServiceOptions options_;
   std::atomic<bool> is_draining_{false};
   const std::shared_ptr<Streams> streams_;
+  KeyLedger ledger_;
 
   std::mutex mutex_;
   std::map<uint64_t, std::weak_ptr<Generation>> generations_;  // GUARDED_BY(mutex_)

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/text_request.h"
 
+#include <algorithm>
+
 #include "constrain/structured_output.h"
 #include "protocols/answer_grammar.h"
 
@@ -49,6 +51,7 @@ Result<engine::TextRequest> MakeTextRequest(const protocols::ConvertedRequest& c
   DI_ASSIGN_OR_RETURN(params.max_tokens,
                       protocols::ResolveMaxTokens(inference, converted.conversation.thinking, converted.conversation.effort,
                                                   static_cast<int64_t>(request.prompt_ids.size()), max_model_len));
+  params.max_tokens = std::min(params.max_tokens, options.max_output_tokens);  // also what the client left to us
   params.temperature = inference.temperature;
   params.top_p = inference.top_p;
   if (inference.seed) params.seq_seed = inference.seed;

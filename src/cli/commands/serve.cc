@@ -13,13 +13,16 @@
 #include "cli/commands.h"
 #include "cli/commands/model_session.h"
 #include "cli/version.h"
+#include "core/clock.h"
 #include "core/log.h"
 #include "core/metrics.h"
 #include "core/options.h"
 #include "engine/step_profiler.h"
 #include "server/admin_service.h"
 #include "server/http_server.h"
+#include "server/sd_notify.h"
 #include "server/service.h"
+#include "server/tracer.h"
 #include "text/prompt_renderer.h"
 
 namespace deepinfer::cli {
@@ -79,6 +82,18 @@ Result<std::unique_ptr<server::LineFile>> OpenLog(const std::string& path, serve
   return server::LineFile::Open(path, durability);
 }
 
+Result<std::unique_ptr<server::Tracer>> MakeTracer(const std::string& endpoint, const Environment& environment) {
+  if (endpoint.empty()) return std::unique_ptr<server::Tracer>();
+  server::TracerOptions options;
+  Result<net::Url> url = net::ParseUrl(endpoint);
+  if (!url.ok()) return InvalidArgument(fmt::format("--otlp-endpoint: {}", url.status().message()), "otlp-endpoint");
+  options.endpoint = *std::move(url);
+  if (options.endpoint.target == "/") options.endpoint.target = "/v1/traces";
+  options.http = net::HttpClientOptions::FromEnvironment(environment);
+  options.version = Version();
+  return std::make_unique<server::Tracer>(std::move(options));
+}
+
 Status RunServe(Invocation& invocation) {
   const Config& config = invocation.config;
   const ServeConfig& serve = config.serve;
@@ -90,6 +105,7 @@ Status RunServe(Invocation& invocation) {
   }
   DI_ASSIGN_OR_RETURN(std::unique_ptr<server::ApiKeys> keys, server::ApiKeys::Create(serve.api_keys, serve.api_key_file));
   DI_ASSIGN_OR_RETURN(std::shared_ptr<server::TlsContext> tls, LoadTls(serve));
+  DI_ASSIGN_OR_RETURN(const std::unique_ptr<server::Tracer> tracer, MakeTracer(serve.otlp_endpoint, invocation.environment));
   if (serve.check_config) {
     invocation.out.Line(OptionsJson(config).dump(2));
     return invocation.out.Check();
@@ -131,7 +147,8 @@ Status RunServe(Invocation& invocation) {
     }
     return info;
   };
-  server::AdminService admin(registry, profiler.get(), hooks, nullptr);
+  DI_ASSIGN_OR_RETURN(std::unique_ptr<server::LineFile> audit, OpenLog(serve.audit_log, server::LineFile::Durability::kSync));
+  server::AdminService admin(registry, profiler.get(), hooks, std::move(audit));
 
   // Ports are taken before the model is loaded, its service is made after; nothing is accepted in between.
   struct PublicHandler : server::RequestHandler {
@@ -182,10 +199,12 @@ Status RunServe(Invocation& invocation) {
   options.git = Commit();
   options.backend = "cpu";
   options.created = std::time(nullptr);
+  options.tracer = tracer.get();
   DI_ASSIGN_OR_RETURN(std::unique_ptr<server::LineFile> access, OpenLog(serve.access_log, server::LineFile::Durability::kNone));
   DI_ASSIGN_OR_RETURN(std::unique_ptr<server::LineFile> usage, OpenLog(serve.usage_log, server::LineFile::Durability::kSync));
   server::RequestLog log(registry, std::move(access), std::move(usage));
   service = std::make_unique<server::Service>(*backend, *keys, registry, log, std::move(options));
+  if (!serve.usage_log.empty()) DI_RETURN_IF_ERROR(service->ledger().ReadUsage(serve.usage_log));
   handler.service.store(service.get());
 
   SignalScope signals;
@@ -201,8 +220,20 @@ Status RunServe(Invocation& invocation) {
     DI_LOG(warn, "{} can be reached from other machines and asks for no API key; set --api-key or --api-key-file", serve.host);
   }
 
+  const server::ServiceNotifier notifier(invocation.environment);
+  notifier.Send("READY=1");
+  int64_t fed_ns = 0;
+  // A hung engine is not reported as alive, so the service manager starts it again.
+  const auto feed_watchdog = [&] {
+    const int64_t now_ns = Clock::Steady().NowNs();
+    if (notifier.watchdog_ns() == 0 || now_ns - fed_ns < notifier.watchdog_ns() / 2 || !backend->State().is_healthy) return;
+    fed_ns = now_ns;
+    notifier.Send("WATCHDOG=1");
+  };
+
   for (int polls = 0; signals.num_stops() == 0; ++polls) {
     std::this_thread::sleep_for(kPoll);
+    feed_watchdog();
     const bool is_told = signals.TakeReloads() > 0;
     if (is_told && tls != nullptr) {
       Result<std::shared_ptr<server::TlsContext>> reloaded = LoadTls(serve);
@@ -219,6 +250,7 @@ Status RunServe(Invocation& invocation) {
   // Drain: nothing new begins, what runs may end.
   const int num_stops = signals.num_stops();
   service->SetDraining(true);
+  notifier.Send("STOPPING=1");
   if (!config.log.quiet && service->num_active() > 0) {
     DI_LOG(info, "shutting down: {} requests are running and have {} s to end; a second signal ends them now", service->num_active(), serve.drain_seconds);
   }
@@ -226,6 +258,7 @@ Status RunServe(Invocation& invocation) {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(serve.drain_seconds);
   while (service->num_active() > 0 && signals.num_stops() == num_stops && std::chrono::steady_clock::now() < deadline) {
     std::this_thread::sleep_for(kPoll);
+    feed_watchdog();
   }
   if (service->num_active() > 0) {
     service->AbortAll();
