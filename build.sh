@@ -133,8 +133,8 @@ build_dir() {
 configure() {
   local dir=$1
   shift
-  cmake -S . -B "$dir" -G Ninja -DCMAKE_BUILD_TYPE="$BUILD_TYPE" -DDEEPINFER_SANITIZE="${SANITIZE/,/;}" "$@" \
-    >"$dir.configure.log" 2>&1 || {
+  cmake -S . -B "$dir" -G Ninja -DCMAKE_BUILD_TYPE="$BUILD_TYPE" -DDEEPINFER_SANITIZE="${SANITIZE/,/;}" \
+    -DDEEPINFER_TEST_FLAGS=-O1 "$@" >"$dir.configure.log" 2>&1 || {
     tail -n 30 "$dir.configure.log" >&2
     exit 1
   }

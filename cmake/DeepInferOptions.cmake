@@ -8,7 +8,7 @@ option(DEEPINFER_EXAMPLES "build the C++ examples" OFF)
 option(DEEPINFER_INSTALL "install the program, the library and the demo model" ${PROJECT_IS_TOP_LEVEL})
 option(DEEPINFER_WERROR "treat warnings in our code as errors" OFF)
 set(DEEPINFER_XGRAMMAR AUTO CACHE STRING "structured outputs with xgrammar: AUTO (if third_party/cache has it), ON, OFF")
-set(DEEPINFER_PCH OFF CACHE STRING "precompiled headers: ON, OFF, AUTO (ON without ccache)")
+set(DEEPINFER_PCH AUTO CACHE STRING "precompiled headers: ON, OFF, AUTO (ON without ccache)")
 set(DEEPINFER_TEST_FLAGS "" CACHE STRING "more compiler flags for the tests' own sources, such as -O1")
 set(DEEPINFER_SANITIZE "" CACHE STRING "address, thread, undefined or a comma list")
 

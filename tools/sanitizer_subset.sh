@@ -10,9 +10,9 @@ kind=$1
 dir=build-${kind%%,*}
 case $kind in
   thread)
-    targets=(core_test engine_test engine_acceptance_test)
+    targets=(core_test engine_test engine_acceptance_test server_test)
     filter='^core\..*(Thread|Pool|Metrics|Parallel|AnyThreads|SameBits|PieceCache|Progress)'
-    filter+='|^engine\.(EngineCore|AsyncEngine|EngineStats|StatsWriter|StepProfiler|StructuredOutput)'
+    filter+='|^engine\.(EngineCore|AsyncEngine|EngineStats|StatsWriter|StepProfiler|StructuredOutput)|^server\.'
     ;;
   *)
     targets=(core_test backends_test engine_test engine_acceptance_test)

@@ -200,6 +200,8 @@ void Connection::Process(std::string_view data) {
   else if (!data.empty()) in_ += data;
   GiveBack(in_);
   is_processing_ = false;
+  // Nothing more comes from a half-closed client: with its last request answered the connection has done its work.
+  if (is_half_closed_ && state_ == State::kIdle && in_.empty()) Linger();
 }
 
 // May end in any state; kReading means that more is needed.

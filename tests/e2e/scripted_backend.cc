@@ -208,6 +208,11 @@ Result<std::shared_ptr<BackendHandle>> ScriptedBackend::Submit(BackendRequest re
   return std::shared_ptr<BackendHandle>(std::move(run));
 }
 
+void ScriptedBackend::WaitForRunning(int64_t count) {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this, count] { return num_running_ == count; });
+}
+
 BackendState ScriptedBackend::State() {
   std::lock_guard lock(mutex_);
   BackendState state;
@@ -241,6 +246,7 @@ void ScriptedBackend::Loop() {
     });
     lock.lock();
     num_running_ -= num_ended;
+    if (num_ended > 0) changed_.notify_all();
     if (is_stopping && running.empty()) return;
   }
 }

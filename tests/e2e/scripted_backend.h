@@ -35,6 +35,9 @@ class ScriptedBackend : public Backend {
   // them or, with 0, one after another without a pause. Before the first request.
   void PlaySteps(const std::vector<std::vector<int32_t>>& steps, double steps_per_s);
 
+  // Returns when so many requests are running.
+  void WaitForRunning(int64_t count);
+
   Result<std::shared_ptr<BackendHandle>> Submit(BackendRequest request, BackendCallback callback) override;
   const text::Tokenizer& tokenizer() const override { return tokenizer_; }
   int64_t max_model_len() const override { return max_model_len_; }

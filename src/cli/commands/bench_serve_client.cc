@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <charconv>
 #include <chrono>
+#include <unordered_set>
 
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/executor_work_guard.hpp>
@@ -33,7 +34,8 @@ class ClientImpl;
 // One connection and the request on it.
 class ClientConnection : public std::enable_shared_from_this<ClientConnection> {
  public:
-  ClientConnection(ClientImpl& owner, asio::io_context& context) : owner_(owner), socket_(context) {}
+  ClientConnection(ClientImpl& owner, asio::io_context& context);
+  ~ClientConnection();
 
   void Connect(const tcp::endpoint& endpoint, std::function<void(const error_code&)> done) {
     socket_.async_connect(endpoint, [self = shared_from_this(), done = std::move(done)](const error_code& ec) {
@@ -48,6 +50,12 @@ class ClientConnection : public std::enable_shared_from_this<ClientConnection> {
     error_code ignored;
     socket_.close(ignored);
     is_open_ = false;
+  }
+  // Without a call.
+  void CutOff() {
+    if (!is_busy_) return;
+    is_busy_ = false;
+    Close();
   }
   bool is_open() const { return is_open_; }
 
@@ -126,6 +134,9 @@ class ClientImpl : public LoadClient {
     context_.run();
   }
   void Stop() override { context_.stop(); }
+  void CutOff() override {
+    for (ClientConnection* const connection : connections) connection->CutOff();
+  }
 
   // Back among the kept ones when the request has ended and the connection can take another.
   Done Keeping(const std::shared_ptr<ClientConnection>& connection, Done done) {
@@ -136,11 +147,16 @@ class ClientImpl : public LoadClient {
     };
   }
 
+  std::unordered_set<ClientConnection*> connections;  // all there are
+
  private:
   const tcp::endpoint endpoint_;
   asio::io_context context_{1};  // outlives the sockets
   std::vector<std::shared_ptr<ClientConnection>> kept_, idle_;
 };
+
+ClientConnection::ClientConnection(ClientImpl& owner, asio::io_context& context) : owner_(owner), socket_(context) { owner_.connections.insert(this); }
+ClientConnection::~ClientConnection() { owner_.connections.erase(this); }
 
 void ClientConnection::Start(LoadRequest request, int64_t begin_ns, LoadClient::Done done) {
   request_ = std::move(request);

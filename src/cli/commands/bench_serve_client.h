@@ -61,9 +61,10 @@ class LoadClient {
   // At that time of the steady clock.
   virtual void At(int64_t time_ns, std::function<void()> fn) = 0;
 
-  // Until Stop; what is under way is cut off without a call.
+  // Until Stop. What is under way then stays as it is until the next Run, or CutOff closes it without a call.
   virtual void Run() = 0;
   virtual void Stop() = 0;
+  virtual void CutOff() = 0;
 
   // Milliseconds between two arrivals of events in one stream, in the order of arrival.
   std::vector<float> gaps_ms;

@@ -192,6 +192,7 @@ class Load {
     result_.num_connections = client_.num_connected;
     result_.gaps_ms = std::move(client_.gaps_ms);
     big.Stop(result_);
+    client_.CutOff();
     Settle();
     return std::move(result_);
   }
