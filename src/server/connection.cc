@@ -25,6 +25,8 @@ constexpr size_t kMaxWrite = 256 << 10;
 constexpr int64_t kCountedBytes = 256 << 10;
 // Buffers of an idle connection are given back above this.
 constexpr size_t kKeptBytes = 4 << 10;
+// Bytes of a request that the parser has to see together: a line between chunks, or the trailer. The head has its own limit.
+constexpr size_t kMaxUnparsed = 64 << 10;
 // Size of a chunk in hexadecimal, filled in when it is known.
 constexpr std::string_view kChunkHole = "00000000\r\n";
 
@@ -200,6 +202,7 @@ void Connection::Process(std::string_view data) {
   else if (!data.empty()) in_ += data;
   GiveBack(in_);
   is_processing_ = false;
+  if (state_ == State::kReading && in_.size() > kMaxUnparsed) return Refuse(431, "a chunk's line, or the trailer, of the request is longer than 64 KiB");
   // Nothing more comes from a half-closed client: with its last request answered the connection has done its work.
   if (is_half_closed_ && state_ == State::kIdle && in_.empty()) Linger();
 }

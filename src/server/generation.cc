@@ -26,6 +26,7 @@ Status EndStatus(FinishReason reason) {
     case FinishReason::kInvalidLogits: return Internal("the model gave logits that are not finite");
     case FinishReason::kInsufficientResource: return Unavailable("the request was taken off the device for lack of cache memory; try again later");
     case FinishReason::kAbort: return Unavailable("the request was aborted by the server");
+    case FinishReason::kStructuredOutputFailed: return Internal("the form that was asked for allows no further token: its grammar cannot be fulfilled");
     default: return Internal("the step that computed the answer failed");
   }
 }

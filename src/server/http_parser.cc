@@ -65,13 +65,39 @@ struct HttpParser::Impl {
     parser.eager(true);
   }
 
+  // What a proxy in front could understand in another way than we do (RFC 9112 3.2, 6.1, 6.3) is refused.
+  void CheckHead() {
+    int num_hosts = 0, num_codings = 0;
+    bool has_length = false, is_chunked_only = true;
+    for (const auto& [name, value] : request.headers) {
+      if (name == "host") ++num_hosts;
+      if (name == "content-length") has_length = true;
+      if (name == "transfer-encoding") {
+        ++num_codings;
+        is_chunked_only = is_chunked_only && Lower({value.data(), value.size()}) == "chunked";
+      }
+    }
+    if (num_hosts > 1) return Fail(400, "malformed HTTP request: more than one Host");
+    if (num_codings == 0) return;
+    if (!is_chunked_only || num_codings > 1) return Fail(501, "the only transfer coding of request bodies is chunked");
+    if (has_length || request.is_http10) Fail(400, "malformed HTTP request: Transfer-Encoding together with Content-Length or HTTP/1.0");
+  }
+
   void ReadHead() {
     const auto& message = parser.get();
     request.method.assign(message.method_string().data(), message.method_string().size());
     request.target.assign(message.target().data(), message.target().size());
-    const size_t mark = request.target.find('?');
-    request.path = request.target.substr(0, mark);
-    if (mark != std::string::npos) request.query = request.target.substr(mark + 1);
+    std::string_view target = request.target;
+    // As a proxy is asked: the authority counts as little as Host does, which is checked.
+    if (const size_t scheme = target.find("://"); scheme == 4 || scheme == 5) {
+      if (const std::string name = Lower({target.data(), scheme}); name == "http" || name == "https") {
+        const size_t begin = target.find('/', scheme + 3);
+        target = begin == std::string_view::npos ? "/" : target.substr(begin);
+      }
+    }
+    const size_t mark = target.find('?');
+    request.path = target.substr(0, mark);
+    if (mark != std::string::npos) request.query = target.substr(mark + 1);
     request.is_http10 = message.version() == 10;
     request.keep_alive = message.keep_alive();
     for (const auto& field : message) {
@@ -102,6 +128,15 @@ HttpParser::HttpParser(HttpParser&&) noexcept = default;
 HttpParser& HttpParser::operator=(HttpParser&&) noexcept = default;
 
 size_t HttpParser::Feed(std::string_view data) {
+  try {
+    return FeedBytes(data);
+  } catch (const std::exception&) {  // a field of a trailer that is too long for Beast; memory
+    impl_->Fail(431, "a field of the request is too long");
+    return data.size();
+  }
+}
+
+size_t HttpParser::FeedBytes(std::string_view data) {
   Impl& impl = *impl_;
   size_t used = 0;
   while (used < data.size() && impl.state != State::kDone && impl.state != State::kFailed) {
@@ -111,6 +146,8 @@ size_t HttpParser::Feed(std::string_view data) {
     if (impl.state == State::kHead && impl.parser.is_header_done()) {
       impl.ReadHead();
       impl.state = State::kBody;
+      impl.CheckHead();
+      if (impl.state == State::kFailed) break;
     }
     if (ec == http::error::need_more) break;
     if (ec) {

@@ -44,6 +44,7 @@ class HttpParser {
   const std::string& error() const;
 
  private:
+  size_t FeedBytes(std::string_view data);
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };

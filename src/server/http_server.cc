@@ -14,8 +14,8 @@ HttpServer::HttpServer(int num_threads, const ConnectionLimits& limits) : limits
 
 HttpServer::~HttpServer() { Stop(); }
 
-Result<std::shared_ptr<Listener>> HttpServer::Listen(const std::string& host, int port, RequestHandler& handler) {
-  DI_ASSIGN_OR_RETURN(std::shared_ptr<Listener> listener, Listener::Open(host, port, threads_));
+Result<std::shared_ptr<Listener>> HttpServer::Listen(const std::string& host, int port, RequestHandler& handler, std::string_view option) {
+  DI_ASSIGN_OR_RETURN(std::shared_ptr<Listener> listener, Listener::Open(host, port, threads_, option));
   listeners_.emplace_back(listener, &handler);
   return listener;
 }

@@ -24,7 +24,7 @@ class HttpServer {
   ~HttpServer();
 
   // Before Start. `handler` outlives the server.
-  Result<std::shared_ptr<Listener>> Listen(const std::string& host, int port, RequestHandler& handler);
+  Result<std::shared_ptr<Listener>> Listen(const std::string& host, int port, RequestHandler& handler, std::string_view option = "--port");
   void Start();
   // Connections close after the response that is under way; idle ones at once. New ones are still accepted.
   void CloseIdle();

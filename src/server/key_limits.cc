@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/key_limits.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
@@ -10,6 +12,7 @@
 #include <fmt/format.h>
 
 #include "core/json.h"
+#include "core/log.h"
 
 namespace deepinfer::server {
 
@@ -58,15 +61,21 @@ void KeyLedger::Charge(const ApiKey& key, int64_t num_tokens, int64_t now_ns) {
 }
 
 Status KeyLedger::ReadUsage(const std::string& path) {
+  struct stat info {};
+  if (::stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode)) return Status::Ok();  // a device or a pipe remembers nothing
   std::ifstream file(path);
   if (!file.is_open()) {
     if (errno == ENOENT) return Status::Ok();
     return InvalidArgument(fmt::format("{}: {}", path, std::strerror(errno)), "usage-log");
   }
   std::string line;
+  int64_t num_bad = 0;
   while (std::getline(file, line)) {
     const Result<Json> json = ParseJson(line);
-    if (!json.ok() || !json->is_object()) continue;  // the last line of a process that was killed
+    if (!json.ok() || !json->is_object()) {  // the last line of a process that was killed, or of a full disk
+      ++num_bad;
+      continue;
+    }
     const auto number = [&json](const char* name) {
       const auto it = json->find(name);
       return it != json->end() && it->is_number_integer() ? it->get<int64_t>() : 0;
@@ -76,6 +85,7 @@ Status KeyLedger::ReadUsage(const std::string& path) {
     std::lock_guard lock(mutex_);
     accounts_[id->get<std::string>()].num_used += number("hit") + number("miss") + number("out");
   }
+  if (num_bad > 0) DI_LOG(warn, "{}: {} lines are no records; budgets do not count them", path, num_bad);
   return Status::Ok();
 }
 

@@ -2,6 +2,7 @@
 #include "server/line_file.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -19,6 +20,18 @@ constexpr size_t kMaxLines = 65536;
 constexpr std::chrono::seconds kSyncInterval{1};
 }  // namespace
 
+// Of a file that is there already: the process that wrote it may have been killed.
+bool LineFile::EndsInsideLine(int fd, const std::string& path) {
+  struct stat info {};
+  if (fd == STDERR_FILENO || ::fstat(fd, &info) != 0 || !S_ISREG(info.st_mode) || info.st_size == 0) return false;
+  const int reader = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (reader < 0) return false;
+  char last = '\n';
+  const bool is_read = ::pread(reader, &last, 1, info.st_size - 1) == 1;
+  ::close(reader);
+  return is_read && last != '\n';
+}
+
 Result<std::unique_ptr<LineFile>> LineFile::Open(const std::string& path, Durability durability) {
   int fd = STDERR_FILENO;
   if (path != "-") {
@@ -29,7 +42,7 @@ Result<std::unique_ptr<LineFile>> LineFile::Open(const std::string& path, Durabi
 }
 
 LineFile::LineFile(int fd, std::string path, Durability durability)
-    : fd_(fd), path_(std::move(path)), durability_(durability), thread_([this] { Loop(); }) {}
+    : fd_(fd), path_(std::move(path)), durability_(durability), is_inside_line_(EndsInsideLine(fd, path_)), thread_([this] { Loop(); }) {}
 
 LineFile::~LineFile() {
   {
@@ -70,6 +83,8 @@ void LineFile::Loop() {
     lock.unlock();
     changed_.notify_all();
     text.clear();
+    // What a full disk has cut off stays a line of its own.
+    if (is_inside_line_ && !taken.empty()) text = "\n";
     for (const std::string& line : taken) {
       text += line;
       text += '\n';
@@ -85,6 +100,7 @@ void LineFile::Loop() {
         break;
       }
       done += static_cast<size_t>(size);
+      if (size > 0) is_inside_line_ = text[done - 1] != '\n';
       is_dirty = durability_ == Durability::kSync;
     }
     if (is_dirty && (is_last || std::chrono::steady_clock::now() >= synced + kSyncInterval)) {

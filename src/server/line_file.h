@@ -30,10 +30,12 @@ class LineFile {
  private:
   LineFile(int fd, std::string path, Durability durability);
   void Loop();
+  static bool EndsInsideLine(int fd, const std::string& path);
 
   const int fd_;
   const std::string path_;
   const Durability durability_;
+  bool is_inside_line_;  // of the thread, once it runs
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<std::string> lines_;  // GUARDED_BY(mutex_)

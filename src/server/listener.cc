@@ -33,7 +33,7 @@ class ListenerImpl : public Listener, public std::enable_shared_from_this<Listen
   ListenerImpl(std::span<const std::unique_ptr<IoThread>> threads)
       : threads_(threads), acceptor_(ContextOf(*threads[0])), timer_(ContextOf(*threads[0])) {}
 
-  Status Bind(const std::string& host, int port) {
+  Status Bind(const std::string& host, int port, std::string_view option) {
     error_code ec;
     const std::string name = fmt::format("{}:{}", host, port);
     tcp::resolver resolver(ContextOf(*threads_[0]));
@@ -46,7 +46,7 @@ class ListenerImpl : public Listener, public std::enable_shared_from_this<Listen
     if (!ec) acceptor_.bind(endpoint, ec);
     if (!ec) acceptor_.listen(kBacklog, ec);
     if (ec == asio::error::address_in_use)
-      return Unavailable(fmt::format("port {} of {} is in use by another program; stop it or choose another --port", port, host));
+      return Unavailable(fmt::format("port {} of {} is in use by another program; stop it or choose another {}", port, host, option));
     if (ec) return Unavailable(fmt::format("cannot listen on {}: {}", name, ec.message()));
     port_ = acceptor_.local_endpoint(ec).port();
     is_loopback_ = endpoint.address().is_loopback();
@@ -108,9 +108,10 @@ class ListenerImpl : public Listener, public std::enable_shared_from_this<Listen
 
 }  // namespace
 
-Result<std::shared_ptr<Listener>> Listener::Open(const std::string& host, int port, std::span<const std::unique_ptr<IoThread>> threads) {
+Result<std::shared_ptr<Listener>> Listener::Open(const std::string& host, int port, std::span<const std::unique_ptr<IoThread>> threads,
+                                                 std::string_view option) {
   auto listener = std::make_shared<ListenerImpl>(threads);
-  DI_RETURN_IF_ERROR(listener->Bind(host, port));
+  DI_RETURN_IF_ERROR(listener->Bind(host, port, option));
   return std::shared_ptr<Listener>(std::move(listener));
 }
 

@@ -21,7 +21,9 @@ class Listener {
   using OnAccept = std::function<void(std::shared_ptr<Socket>, IoThread&)>;
 
   // Binds and listens; accepts nothing before Start. Errors name the address and, when it is in use, say so. Port 0: a free one.
-  static Result<std::shared_ptr<Listener>> Open(const std::string& host, int port, std::span<const std::unique_ptr<IoThread>> threads);
+  // `option`: what chooses the port, for the message.
+  static Result<std::shared_ptr<Listener>> Open(const std::string& host, int port, std::span<const std::unique_ptr<IoThread>> threads,
+                                                std::string_view option = "--port");
   virtual ~Listener() = default;
 
   virtual void Start(OnAccept on_accept) = 0;

@@ -3,8 +3,12 @@
 
 #include <openssl/ssl.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <array>
+#include <cerrno>
+#include <cstring>
+#include <utility>
 
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/ssl/context.hpp>
@@ -13,6 +17,7 @@
 #include <boost/asio/write.hpp>
 #include <fmt/format.h>
 
+#include "core/escape.h"
 #include "server/asio_socket.h"
 
 namespace deepinfer::server {
@@ -146,6 +151,9 @@ Result<std::shared_ptr<TlsContext>> TlsContext::Load(const std::string& cert_fil
   tls->context.set_options(asio::ssl::context::default_workarounds | asio::ssl::context::no_sslv2 | asio::ssl::context::no_sslv3 |
                                asio::ssl::context::no_tlsv1 | asio::ssl::context::no_tlsv1_1,
                            ec);
+  for (const auto& [option, file] : {std::pair{"--tls-cert", &cert_file}, std::pair{"--tls-key", &key_file}}) {
+    if (::access(file->c_str(), R_OK) != 0) return BadModel(fmt::format("{} {}: {}", option, Escape(*file), std::strerror(errno)));
+  }
   tls->context.use_certificate_chain_file(cert_file, ec);
   if (ec) return InvalidArgument(fmt::format("--tls-cert {}: {}; give a PEM file with the certificate chain", cert_file, ec.message()), "tls-cert");
   tls->context.use_private_key_file(key_file, asio::ssl::context::pem, ec);

@@ -95,6 +95,19 @@ def test_expect_continue(scripted):
         assert parse_response(read_all(sock))[0] == 200
 
 
+@pytest.mark.parametrize("rest", [b"0\r\nX: " + 70000 * b"y" + b"\r\n\r\n", b"5;" + (1 << 20) * b"y", b"0\r\n" + 30000 * b"X: y\r\n" + b"\r\n", b"0\r\nX" + (1 << 20) * b"y"])
+def test_long_lines_between_chunks(scripted, rest):
+    """What the parser has to see in one piece is bounded, and nothing in it ends the process."""
+    status, _, _ = parse_response(scripted.raw(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n" + rest))
+    assert status == 431
+    assert scripted.request("GET", "/healthz")[0] == 200
+
+
+def test_smuggled_request(scripted):
+    answers = scripted.raw(b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: xchunked\r\n\r\nGET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert answers.count(b"HTTP/1.1 ") == 1 and answers.startswith(b"HTTP/1.1 501 ")
+
+
 def test_header_flood(scripted):
     for headers in ("X: " + "y" * 40000 + "\r\n", "".join(f"X{i}: 1\r\n" for i in range(5000))):
         assert status_of(scripted, f"GET /healthz HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n".encode()) == 431

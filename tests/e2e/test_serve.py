@@ -248,3 +248,22 @@ def test_admin_and_profile():
         assert (status, body["status"]) == (200, "ok")
         assert json.load(open(body["trace_file"]))
         os.unlink(body["trace_file"])
+
+
+def refused(*arguments):
+    done = subprocess.run([PROGRAM, "serve", *map(str, arguments)], capture_output=True, text=True, timeout=60)
+    lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1, done.stderr
+    return done.returncode, lines[0]
+
+
+def test_mistakes_at_the_start(tmp_path):
+    assert refused("--new-api-key", "") == (2, "error: --new-api-key needs the name of an organisation")
+    code, line = refused("--tls-cert", tmp_path / "none.pem", "--tls-key", tmp_path / "none.key")
+    assert code == 3 and "none.pem: No such file" in line
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, line = refused("--port", 0, "--admin-port", port)
+        assert code == 1 and "--admin-port" in line
+        code, line = refused("--port", port, "--admin-port", 0)
+        assert code == 1 and "another --port" in line

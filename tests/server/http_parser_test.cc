@@ -78,6 +78,42 @@ TEST(HttpParser, Refusals) {
   }
 }
 
+// Framing that a proxy in front could read in another way.
+TEST(HttpParser, AmbiguousFraming) {
+  const auto status = [](const std::string& fields) {
+    HttpParser parser(kLimits);
+    parser.Feed("POST / HTTP/1.1\r\nHost: a\r\n" + fields + "\r\n0\r\n\r\n");
+    return parser.state() == HttpParser::State::kFailed ? parser.error_status() : 200;
+  };
+  EXPECT_EQ(status("Transfer-Encoding: Chunked\r\n"), 200);
+  for (const char* coding : {"xchunked", "identity", "", "\"chunked\"", "chunked, chunked", "gzip, chunked", "chunked;a=b"}) {
+    EXPECT_EQ(status(std::string("Transfer-Encoding: ") + coding + "\r\n"), 501) << coding;
+  }
+  EXPECT_EQ(status("Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n"), 400);
+  EXPECT_EQ(status("Transfer-Encoding: chunked\r\nContent-Length: 5\r\n"), 400);
+  EXPECT_EQ(status("Content-Length: 5\r\nTransfer-Encoding: chunked\r\n"), 400);
+  EXPECT_EQ(status("Host: b\r\n"), 400);
+}
+
+TEST(HttpParser, LongTrailers) {
+  for (const size_t size : {100, 65'535, 65'536, 200'000}) {
+    HttpParser parser(kLimits);
+    parser.Feed("POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n");
+    parser.Feed("0\r\nX: " + std::string(size, 'y') + "\r\n\r\n");
+    const bool is_failed = parser.state() == HttpParser::State::kFailed;
+    EXPECT_TRUE(is_failed ? parser.error_status() == 431 : parser.state() == HttpParser::State::kDone) << size;
+  }
+}
+
+TEST(HttpParser, WholeAddresses) {
+  for (const auto& [target, path] : {std::pair{"http://a/b?c", "/b"}, {"HTTPS://a:1", "/"}, {"/http://a/b", "/http://a/b"}, {"ftp://a/b", "ftp://a/b"}}) {
+    HttpParser parser(kLimits);
+    parser.Feed(std::string("GET ") + target + " HTTP/1.1\r\nHost: a\r\n\r\n");
+    ASSERT_EQ(parser.state(), HttpParser::State::kDone) << target;
+    EXPECT_EQ(parser.head().path, path);
+  }
+}
+
 TEST(HttpMessage, PercentDecode) {
   EXPECT_EQ(PercentDecode("a%2Fb%2f%41"), "a/b/A");
   EXPECT_EQ(PercentDecode("%"), "%");

@@ -97,7 +97,8 @@ Result<std::unique_ptr<server::Tracer>> MakeTracer(const std::string& endpoint, 
 Status RunServe(Invocation& invocation) {
   const Config& config = invocation.config;
   const ServeConfig& serve = config.serve;
-  if (!serve.new_api_key.empty()) {
+  if (invocation.sources.IsSet("new-api-key")) {
+    if (serve.new_api_key.empty()) return InvalidArgument("--new-api-key needs the name of an organisation", "new-api-key");
     const server::NewApiKey made = server::MakeApiKey(serve.new_api_key);
     invocation.out.Line("key:    " + made.key);
     invocation.out.Line("record: " + made.record);
@@ -167,7 +168,7 @@ Status RunServe(Invocation& invocation) {
   listener->SetTls(tls);
   std::shared_ptr<server::Listener> admin_listener;
   if (serve.admin_port > 0) {
-    DI_ASSIGN_OR_RETURN(admin_listener, http.Listen("127.0.0.1", static_cast<int>(serve.admin_port), admin));
+    DI_ASSIGN_OR_RETURN(admin_listener, http.Listen("127.0.0.1", static_cast<int>(serve.admin_port), admin, "--admin-port"));
   }
   if (profiler != nullptr) {
     Result<std::shared_ptr<server::Listener>> opened = http.Listen("127.0.0.1", static_cast<int>(config.profile.http_port_base), admin);
