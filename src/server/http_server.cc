@@ -5,6 +5,10 @@
 
 namespace deepinfer::server {
 
+namespace {
+constexpr int kMaxStopRounds = 100;
+}  // namespace
+
 HttpServer::HttpServer(int num_threads, const ConnectionLimits& limits) : limits_(limits) {
   for (int i = 0; i < num_threads; ++i) {
     threads_.push_back(std::make_unique<IoThread>());
@@ -53,15 +57,19 @@ void HttpServer::Stop() {
   if (is_stopped_ || !is_started_) return;
   is_stopped_ = true;
   for (auto& [listener, handler] : listeners_) listener->Stop();
-  for (const auto& thread : threads_) {
-    Thread* const state = &state_.at(thread.get());
-    std::promise<void> done;
-    thread->Post([state, &done] {
-      const auto copy = state->connections;
-      for (const auto& connection : copy) connection->CloseNow();
-      done.set_value();
-    });
-    done.get_future().wait();
+  // Twice at least: what the first round has ended may have left work on the threads (a request that was just handed over learns
+  // that its client is gone), which has to run before they stop.
+  for (int round = 0; round < kMaxStopRounds && (round < 2 || num_connections() > 0); ++round) {
+    for (const auto& thread : threads_) {
+      Thread* const state = &state_.at(thread.get());
+      std::promise<void> done;
+      thread->Post([state, &done] {
+        const auto copy = state->connections;
+        for (const auto& connection : copy) connection->CloseNow();
+        done.set_value();
+      });
+      done.get_future().wait();
+    }
   }
   for (const auto& thread : threads_) thread->Stop();
   for (const auto& thread : threads_) thread->Join();
