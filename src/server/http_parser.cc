@@ -62,7 +62,8 @@ struct HttpParser::Impl {
   explicit Impl(const HttpLimits& limits) {
     parser.header_limit(limits.max_header_bytes);
     parser.body_limit(limits.max_body_bytes);
-    parser.eager(true);
+    // First the head alone: fields of a trailer that comes with it would be taken for fields of the head.
+    parser.eager(false);
   }
 
   // What a proxy in front could understand in another way than we do (RFC 9112 3.2, 6.1, 6.3) is refused.
@@ -145,6 +146,7 @@ size_t HttpParser::FeedBytes(std::string_view data) {
     used += count;
     if (impl.state == State::kHead && impl.parser.is_header_done()) {
       impl.ReadHead();
+      impl.parser.eager(true);
       impl.state = State::kBody;
       impl.CheckHead();
       if (impl.state == State::kFailed) break;

@@ -105,6 +105,13 @@ TEST(HttpParser, LongTrailers) {
   }
 }
 
+TEST(HttpParser, TrailersAreNoHeaders) {
+  HttpParser parser(kLimits);
+  parser.Feed("POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nHost: b\r\nAuthorization: x\r\n\r\n");
+  ASSERT_EQ(parser.state(), HttpParser::State::kDone);
+  EXPECT_EQ(parser.head().Find("authorization"), nullptr);
+}
+
 TEST(HttpParser, WholeAddresses) {
   for (const auto& [target, path] : {std::pair{"http://a/b?c", "/b"}, {"HTTPS://a:1", "/"}, {"/http://a/b", "/http://a/b"}, {"ftp://a/b", "ftp://a/b"}}) {
     HttpParser parser(kLimits);
