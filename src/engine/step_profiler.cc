@@ -10,6 +10,7 @@
 #include <fmt/chrono.h>
 #include <fmt/format.h>
 
+#include "core/ascii.h"
 #include "core/escape.h"
 #include "core/file.h"
 #include "core/json.h"
@@ -25,12 +26,6 @@ constexpr int64_t kLongestWaitNs = 1'000'000'000;
 
 ProfileResponse Error(int status, const std::string& message) {
   return {status, DumpJson({{"status", "error"}, {"message", message}})};
-}
-
-int HexDigit(char c) {
-  if (c >= '0' && c <= '9') return c - '0';
-  const char lower = static_cast<char>(c | 0x20);
-  return lower >= 'a' && lower <= 'f' ? lower - 'a' + 10 : -1;
 }
 
 // One name or value of a query: + is a blank, %XX a byte.

@@ -12,6 +12,7 @@
 
 #include <fmt/format.h>
 
+#include "core/ascii.h"
 #include "core/check.h"
 #include "core/escape.h"
 #include "core/file.h"
@@ -42,9 +43,7 @@ class Digest {
     unsigned char hash[EVP_MAX_MD_SIZE];
     unsigned int size = 0;
     DI_CHECK(EVP_DigestFinal_ex(context_, hash, &size) == 1) << "hashing failed";
-    std::string hex;
-    for (unsigned int i = 0; i < size; ++i) hex += fmt::format("{:02x}", hash[i]);
-    return hex;
+    return ToHex({hash, size});
   }
 
  private:

@@ -20,6 +20,7 @@
 #include <fmt/format.h>
 #include <openssl/x509v3.h>
 
+#include "core/ascii.h"
 #include "core/base64.h"
 #include "core/clock.h"
 #include "core/escape.h"
@@ -38,20 +39,12 @@ constexpr size_t kReadBytes = 256 << 10;
 constexpr uint32_t kMaxHeaderBytes = 64 << 10;
 constexpr std::chrono::milliseconds kLook{100};   // between two looks at is_cancelled
 
-std::string Lower(std::string_view text) {
-  std::string out(text);
-  for (char& c : out) {
-    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
-  }
-  return out;
-}
-
 std::string Peer(const Url& url) { return fmt::format("{}:{}", Escape(url.host, 100), url.port); }
 
 bool IsWithout(const std::string& no_proxy, const std::string& host) {
   for (size_t begin = 0; begin <= no_proxy.size();) {
     const size_t end = std::min(no_proxy.find(',', begin), no_proxy.size());
-    std::string name = Lower(no_proxy.substr(begin, end - begin));
+    std::string name = AsciiLower(no_proxy.substr(begin, end - begin));
     std::erase(name, ' ');
     if (name.starts_with('.')) name.erase(0, 1);
     if (name == "*" || (!name.empty() && (host == name || host.ends_with("." + name)))) return true;
@@ -292,7 +285,7 @@ struct HttpClient::Impl {
     }
     HttpAnswer answer;
     answer.status = static_cast<int>(parser.get().result_int());
-    for (const auto& field : parser.get()) answer.headers.emplace_back(Lower(std::string(field.name_string())), std::string(field.value()));
+    for (const auto& field : parser.get()) answer.headers.emplace_back(AsciiLower(std::string(field.name_string())), std::string(field.value()));
     DI_RETURN_IF_ERROR(on_head(answer));
     std::string piece(kReadBytes, '\0');
     while (!parser.is_done()) {

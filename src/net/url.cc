@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "core/ascii.h"
 #include "core/escape.h"
 
 namespace deepinfer::net {
@@ -19,34 +20,6 @@ bool IsUnreserved(char c) {
 }
 
 bool IsVisible(char c) { return c > ' ' && c < 0x7f; }
-
-std::string Lower(std::string_view text) {
-  std::string out(text);
-  for (char& c : out) {
-    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
-  }
-  return out;
-}
-
-int HexDigit(char c) {
-  if (c >= '0' && c <= '9') return c - '0';
-  if (c >= 'a' && c <= 'f') return c - 'a' + 10;
-  if (c >= 'A' && c <= 'F') return c - 'A' + 10;
-  return -1;
-}
-
-std::string PercentDecode(std::string_view text) {
-  std::string out;
-  for (size_t i = 0; i < text.size(); ++i) {
-    if (text[i] == '%' && i + 2 < text.size() && HexDigit(text[i + 1]) >= 0 && HexDigit(text[i + 2]) >= 0) {
-      out += static_cast<char>(HexDigit(text[i + 1]) * 16 + HexDigit(text[i + 2]));
-      i += 2;
-    } else {
-      out += text[i];
-    }
-  }
-  return out;
-}
 
 // Without what stands in front of "@".
 std::string Shown(std::string_view text) {
@@ -77,7 +50,7 @@ Result<Url> ParseUrl(std::string_view text) {
   if (!std::all_of(text.begin(), text.end(), IsVisible)) return BadUrl(text, "it holds a blank or a character that must be percent-encoded");
   Url url;
   const size_t scheme_end = text.find("://");
-  const std::string scheme = Lower(text.substr(0, scheme_end == std::string_view::npos ? 0 : scheme_end));
+  const std::string scheme = AsciiLower(text.substr(0, scheme_end == std::string_view::npos ? 0 : scheme_end));
   if (scheme != "http" && scheme != "https") return BadUrl(text, "the scheme must be http or https");
   url.is_https = scheme == "https";
   std::string_view rest = text.substr(scheme_end + 3);
@@ -93,7 +66,7 @@ Result<Url> ParseUrl(std::string_view text) {
   if (authority.starts_with('[')) {
     const size_t close = authority.find(']');
     if (close == std::string_view::npos) return BadUrl(text, "a bracket is missing");
-    url.host = Lower(authority.substr(1, close - 1));
+    url.host = AsciiLower(authority.substr(1, close - 1));
     authority.remove_prefix(close + 1);
     if (!authority.empty() && !authority.starts_with(':')) return BadUrl(text, "the port is not a number");
     if (!authority.empty()) port = authority.substr(1);
@@ -102,7 +75,7 @@ Result<Url> ParseUrl(std::string_view text) {
     }
   } else {
     const size_t colon = authority.find(':');
-    url.host = Lower(authority.substr(0, colon));
+    url.host = AsciiLower(authority.substr(0, colon));
     if (colon != std::string_view::npos) port = authority.substr(colon + 1);
     if (!std::all_of(url.host.begin(), url.host.end(), IsUnreserved)) return BadUrl(text, "the host name holds an unexpected character");
   }

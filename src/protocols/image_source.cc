@@ -7,22 +7,16 @@
 
 #include "protocols/json_text.h"
 
+#include "core/ascii.h"
+
 namespace deepinfer::protocols {
 
 namespace {
 
 enum class DataUrlFault { kNone, kNotDataUrl, kNoMarker, kMediaType, kBase64 };
 
-std::string Lower(std::string_view text) {
-  std::string lower(text);
-  for (char& c : lower) {
-    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
-  }
-  return lower;
-}
-
 bool HasPrefixIgnoringCase(std::string_view text, std::string_view lower_prefix) {
-  return text.size() >= lower_prefix.size() && Lower(text.substr(0, lower_prefix.size())) == lower_prefix;
+  return text.size() >= lower_prefix.size() && AsciiLower(text.substr(0, lower_prefix.size())) == lower_prefix;
 }
 
 bool IsSupportedMediaType(std::string_view type) {
@@ -57,20 +51,13 @@ DataUrlFault CheckDataUrl(std::string_view url) {
   if (head.size() < kMarker.size() || head.substr(head.size() - kMarker.size()) != kMarker) {
     return DataUrlFault::kNoMarker;
   }
-  if (!IsSupportedMediaType(Lower(head.substr(0, head.find(';'))))) return DataUrlFault::kMediaType;
+  if (!IsSupportedMediaType(AsciiLower(head.substr(0, head.find(';'))))) return DataUrlFault::kMediaType;
   std::string_view body = rest.substr(comma + 1);
   body = body.substr(0, body.find('#'));
   return IsForgivingBase64(body) ? DataUrlFault::kNone : DataUrlFault::kBase64;
 }
 
 Status Fault(std::string_view path, std::string_view what) { return InvalidArgument(fmt::format("{}: {}", path, what)); }
-
-int HexDigit(char c) {
-  if (c >= '0' && c <= '9') return c - '0';
-  if (c >= 'a' && c <= 'f') return c - 'a' + 10;
-  if (c >= 'A' && c <= 'F') return c - 'A' + 10;
-  return -1;
-}
 
 bool IsBase64Char(char c) {
   return (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '+' || c == '/';

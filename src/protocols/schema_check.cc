@@ -12,6 +12,7 @@
 
 #include <fmt/format.h>
 
+#include "core/ascii.h"
 #include "core/json.h"
 #include "protocols/regex_syntax.h"
 #include "protocols/uri.h"

@@ -43,31 +43,11 @@ std::string RemoveDotSegments(std::string_view path) {
   return out;
 }
 
-int HexDigit(char c) {
-  if (c >= '0' && c <= '9') return c - '0';
-  if (c >= 'a' && c <= 'f') return c - 'a' + 10;
-  if (c >= 'A' && c <= 'F') return c - 'A' + 10;
-  return -1;
-}
-
 }  // namespace
 
 bool HasScheme(std::string_view uri) { return SchemeLength(uri) > 0; }
 
 std::string WithoutFragment(std::string_view uri) { return std::string(uri.substr(0, uri.find('#'))); }
-
-std::string PercentDecode(std::string_view text) {
-  std::string out;
-  for (size_t i = 0; i < text.size(); ++i) {
-    if (text[i] == '%' && i + 2 < text.size() && HexDigit(text[i + 1]) >= 0 && HexDigit(text[i + 2]) >= 0) {
-      out += static_cast<char>(HexDigit(text[i + 1]) * 16 + HexDigit(text[i + 2]));
-      i += 2;
-    } else {
-      out += text[i];
-    }
-  }
-  return out;
-}
 
 std::string ResolveUri(std::string_view base, std::string_view reference) {
   if (HasScheme(reference) || base.empty()) return std::string(reference);

@@ -10,7 +10,6 @@ namespace deepinfer::protocols {
 
 bool HasScheme(std::string_view uri);
 std::string WithoutFragment(std::string_view uri);
-std::string PercentDecode(std::string_view text);
 
 // An empty base leaves a relative reference as it is.
 std::string ResolveUri(std::string_view base, std::string_view reference);

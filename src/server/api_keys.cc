@@ -11,6 +11,7 @@
 
 #include <fmt/format.h>
 
+#include "core/ascii.h"
 #include "core/check.h"
 #include "core/escape.h"
 #include "core/json.h"
@@ -36,12 +37,6 @@ std::vector<uint8_t> RandomBytes(size_t size) {
   std::vector<uint8_t> bytes(size);
   DI_CHECK(::RAND_bytes(bytes.data(), static_cast<int>(size)) == 1) << "the system has no random numbers";
   return bytes;
-}
-
-std::string ToHex(const std::vector<uint8_t>& bytes) {
-  std::string out;
-  for (const uint8_t byte : bytes) out += fmt::format("{:02x}", byte);
-  return out;
 }
 
 bool FromHex(const std::string& text, std::vector<uint8_t>& bytes) {

@@ -42,7 +42,5 @@ struct HttpResponse {
 std::string_view ReasonPhrase(int status);
 // "Date" in the form of RFC 9110.
 std::string HttpDate(int64_t unix_seconds);
-// %XX in a path; nothing else is touched. Malformed escapes stay as they are.
-std::string PercentDecode(std::string_view text);
 
 }  // namespace deepinfer::server

@@ -7,6 +7,8 @@
 #include <boost/optional.hpp>
 #include <fmt/format.h>
 
+#include "core/ascii.h"
+
 namespace deepinfer::server {
 
 namespace {
@@ -48,14 +50,6 @@ struct GrowingBody {
   };
 };
 
-std::string Lower(boost::beast::string_view text) {
-  std::string out(text.data(), text.size());
-  for (char& c : out) {
-    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
-  }
-  return out;
-}
-
 }  // namespace
 
 struct HttpParser::Impl {
@@ -75,7 +69,7 @@ struct HttpParser::Impl {
       if (name == "content-length") has_length = true;
       if (name == "transfer-encoding") {
         ++num_codings;
-        is_chunked_only = is_chunked_only && Lower({value.data(), value.size()}) == "chunked";
+        is_chunked_only = is_chunked_only && AsciiLower(value) == "chunked";
       }
     }
     if (num_hosts > 1) return Fail(400, "malformed HTTP request: more than one Host");
@@ -91,7 +85,7 @@ struct HttpParser::Impl {
     std::string_view target = request.target;
     // As a proxy is asked: the authority counts as little as Host does, which is checked.
     if (const size_t scheme = target.find("://"); scheme == 4 || scheme == 5) {
-      if (const std::string name = Lower({target.data(), scheme}); name == "http" || name == "https") {
+      if (const std::string name = AsciiLower(target.substr(0, scheme)); name == "http" || name == "https") {
         const size_t begin = target.find('/', scheme + 3);
         target = begin == std::string_view::npos ? "/" : target.substr(begin);
       }
@@ -102,10 +96,10 @@ struct HttpParser::Impl {
     request.is_http10 = message.version() == 10;
     request.keep_alive = message.keep_alive();
     for (const auto& field : message) {
-      request.headers.emplace_back(Lower(field.name_string()), std::string(field.value().data(), field.value().size()));
+      request.headers.emplace_back(AsciiLower({field.name_string().data(), field.name_string().size()}), std::string(field.value().data(), field.value().size()));
     }
     const std::string* const expect = request.Find("expect");
-    expects_continue = expect != nullptr && Lower({expect->data(), expect->size()}) == "100-continue" && !request.is_http10;
+    expects_continue = expect != nullptr && AsciiLower(*expect) == "100-continue" && !request.is_http10;
   }
 
   void Fail(int status, std::string message) {

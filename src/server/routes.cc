@@ -5,6 +5,8 @@
 
 #include "server/http_message.h"
 
+#include "core/ascii.h"
+
 namespace deepinfer::server {
 
 namespace {

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/service.h"
 
-#include <openssl/evp.h>
-
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -10,10 +8,12 @@
 
 #include <fmt/format.h>
 
+#include "core/ascii.h"
 #include "core/clock.h"
 #include "core/escape.h"
 #include "core/json.h"
 #include "core/process_metrics.h"
+#include "engine/prefix_key.h"
 #include "protocols/completion_request.h"
 #include "protocols/convert_request.h"
 #include "server/page.h"
@@ -38,35 +38,22 @@ bool IsRequestId(std::string_view id) {
   });
 }
 
-std::string Lower(std::string text) {
-  for (char& c : text) {
-    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
-  }
-  return text;
-}
-
 // Without the port: "[::1]:80" -> "[::1]".
 std::string HostName(const std::string& host) {
   const size_t bracket = host.find(']');
   const size_t colon = host.find(':', bracket == std::string::npos ? 0 : bracket);
-  return Lower(host.substr(0, colon));
+  return AsciiLower(host.substr(0, colon));
 }
 
 std::string KeyOf(const HttpRequest& head) {
   if (const std::string* value = head.Find("authorization")) {
-    const std::string lower = Lower(value->substr(0, 7));
+    const std::string lower = AsciiLower(value->substr(0, 7));
     if (lower != "bearer ") return "?";
     const size_t begin = value->find_first_not_of(' ', 7);
     return begin == std::string::npos ? "?" : value->substr(begin);
   }
   if (const std::string* value = head.Find("x-api-key")) return *value;
   return {};
-}
-
-std::string ToHex(const unsigned char* bytes, size_t size) {
-  std::string out;
-  for (size_t i = 0; i < size; ++i) out += fmt::format("{:02x}", bytes[i]);
-  return out;
 }
 
 constexpr std::array kRejectReasons = {"requests_per_minute", "tokens_per_minute", "budget", "streams", "queue", "draining"};
@@ -549,10 +536,7 @@ std::string Service::IsolatedSalt(const Job& job, const std::string& client_salt
   if (job.key == nullptr) return client_salt;
   const std::string& domain = job.key->domain();
   const std::string text = fmt::format("{}:{}:{}", domain.size(), domain, client_salt);
-  unsigned char hash[EVP_MAX_MD_SIZE];
-  unsigned int size = 0;
-  ::EVP_Digest(text.data(), text.size(), hash, &size, ::EVP_sha256(), nullptr);
-  return ToHex(hash, size);
+  return engine::Sha256Of(text).ToHex();
 }
 
 void Service::Launch(Job& job, const std::string& model, std::unique_ptr<Reply> reply, std::vector<engine::TextRequest> requests) {

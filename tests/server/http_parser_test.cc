@@ -121,12 +121,6 @@ TEST(HttpParser, WholeAddresses) {
   }
 }
 
-TEST(HttpMessage, PercentDecode) {
-  EXPECT_EQ(PercentDecode("a%2Fb%2f%41"), "a/b/A");
-  EXPECT_EQ(PercentDecode("%"), "%");
-  EXPECT_EQ(PercentDecode("%zz%2"), "%zz%2");
-}
-
 TEST(HttpMessage, Date) { EXPECT_EQ(HttpDate(784111777), "Sun, 06 Nov 1994 08:49:37 GMT"); }
 
 }  // namespace

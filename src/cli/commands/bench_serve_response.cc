@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <charconv>
 
+#include "core/ascii.h"
 #include "core/json.h"
 
 namespace deepinfer::cli {
@@ -12,12 +13,6 @@ namespace {
 
 constexpr size_t kMaxHeadBytes = 64 << 10;
 constexpr size_t kMaxErrorBytes = 300;
-
-std::string Lower(std::string_view text) {
-  std::string out(text);
-  std::transform(out.begin(), out.end(), out.begin(), [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; });
-  return out;
-}
 
 bool Has(std::string_view text, std::string_view part) { return text.find(part) != std::string_view::npos; }
 
@@ -104,8 +99,8 @@ void ResponseReader::ReadHead() {
   }
   if (!line_.empty()) {
     const size_t colon = std::min(line_.find(':'), line_.size());
-    const std::string name = Lower(std::string_view(line_).substr(0, colon));
-    std::string value = Lower(std::string_view(line_).substr(std::min(colon + 1, line_.size())));
+    const std::string name = AsciiLower(std::string_view(line_).substr(0, colon));
+    std::string value = AsciiLower(std::string_view(line_).substr(std::min(colon + 1, line_.size())));
     value.erase(0, std::min(value.find_first_not_of(' '), value.size()));
     if (name == "content-length") std::from_chars(value.data(), value.data() + value.size(), left_);
     else if (name == "transfer-encoding" && Has(value, "chunked")) left_ = -2;
