@@ -38,6 +38,8 @@ bool IsRequestId(std::string_view id) {
   });
 }
 
+std::string NewRequestId() { return fmt::format("req_{:016x}{:08x}", RandomBits(), RandomBits() >> 32); }
+
 // Without the port: "[::1]:80" -> "[::1]".
 std::string HostName(const std::string& host) {
   const size_t bracket = host.find(']');
@@ -112,8 +114,7 @@ Service::~Service() = default;
 
 std::optional<HttpResponse> Service::CheckHead(Exchange& exchange, const HttpRequest& head) {
   const std::string* const id = head.Find("x-request-id");
-  exchange.record.request_id =
-      id != nullptr && IsRequestId(*id) ? *id : fmt::format("req_{:016x}{:08x}", RandomBits(), RandomBits() >> 32);
+  exchange.record.request_id = id != nullptr && IsRequestId(*id) ? *id : NewRequestId();
   exchange.extra_headers.emplace_back("x-request-id", exchange.record.request_id);
   exchange.extra_headers.emplace_back("X-Content-Type-Options", "nosniff");
   Route route;
@@ -217,7 +218,7 @@ HttpResponse Service::ErrorFor(Exchange& exchange, Api api, const Status& status
 HttpResponse Service::MakeError(Exchange& exchange, const HttpRequest* head, int status, const std::string& message) {
   Api api = Api::kChat;
   if (head == nullptr) {
-    exchange.record.request_id = fmt::format("req_{:016x}{:08x}", RandomBits(), RandomBits() >> 32);
+    exchange.record.request_id = NewRequestId();
     exchange.extra_headers.emplace_back("x-request-id", exchange.record.request_id);
     BeginTrace(exchange, nullptr);
   } else {
