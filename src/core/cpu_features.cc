@@ -4,15 +4,26 @@
 #include <atomic>
 #include <string>
 
+#if defined(__aarch64__)
+#include <sys/auxv.h>
+#endif
+
 namespace deepinfer {
 namespace {
 
+struct Level {
+  CpuIsa isa;
+  const char* name;
+};
+// Ascending.
+constexpr Level kLevels[] = {{CpuIsa::kScalar, "scalar"}, {CpuIsa::kAvx2, "avx2"}, {CpuIsa::kAvx512, "avx512"},
+                             {CpuIsa::kNeon, "neon"},     {CpuIsa::kNeonBf16, "neon-bf16"}};
+
 bool DetectSupport(CpuIsa isa) {
+  if (isa == CpuIsa::kScalar) return true;
 #if defined(__x86_64__) || defined(__i386__)
   __builtin_cpu_init();
   switch (isa) {
-    case CpuIsa::kScalar:
-      return true;
     case CpuIsa::kAvx2:
       return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     case CpuIsa::kAvx512:
@@ -20,10 +31,22 @@ bool DetectSupport(CpuIsa isa) {
              __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
              __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni") &&
              __builtin_cpu_supports("avx512bf16");
+    default:
+      return false;
   }
-  return false;
+#elif defined(__aarch64__)
+  constexpr unsigned long kDotProduct = 1ul << 20;  // HWCAP_ASIMDDP
+  constexpr unsigned long kBf16 = 1ul << 14;        // HWCAP2_BF16
+  switch (isa) {
+    case CpuIsa::kNeon:
+      return true;  // part of the architecture
+    case CpuIsa::kNeonBf16:
+      return (::getauxval(AT_HWCAP) & kDotProduct) != 0 && (::getauxval(AT_HWCAP2) & kBf16) != 0;
+    default:
+      return false;
+  }
 #else
-  return isa == CpuIsa::kScalar;
+  return false;
 #endif
 }
 
@@ -36,45 +59,36 @@ std::atomic<int>& ActiveLevel() {
 }  // namespace
 
 std::string_view CpuIsaName(CpuIsa isa) {
-  switch (isa) {
-    case CpuIsa::kScalar:
-      return "scalar";
-    case CpuIsa::kAvx2:
-      return "avx2";
-    case CpuIsa::kAvx512:
-      return "avx512";
+  for (const Level& level : kLevels) {
+    if (level.isa == isa) return level.name;
   }
   return "unknown";
 }
 
 bool CpuSupports(CpuIsa isa) { return DetectSupport(isa); }
 
-CpuIsa BestCpuIsa() {
-  if (CpuSupports(CpuIsa::kAvx512)) return CpuIsa::kAvx512;
-  if (CpuSupports(CpuIsa::kAvx2)) return CpuIsa::kAvx2;
-  return CpuIsa::kScalar;
-}
+CpuIsa BestCpuIsa() { return SupportedCpuIsas().back(); }
 
 std::vector<CpuIsa> SupportedCpuIsas() {
   std::vector<CpuIsa> levels;
-  for (CpuIsa isa : {CpuIsa::kScalar, CpuIsa::kAvx2, CpuIsa::kAvx512}) {
-    if (CpuSupports(isa)) levels.push_back(isa);
+  for (const Level& level : kLevels) {
+    if (CpuSupports(level.isa)) levels.push_back(level.isa);
   }
   return levels;
 }
 
 Result<CpuIsa> ParseCpuIsa(std::string_view name) {
   if (name.empty() || name == "auto") return BestCpuIsa();
-  for (CpuIsa isa : {CpuIsa::kScalar, CpuIsa::kAvx2, CpuIsa::kAvx512}) {
-    if (name != CpuIsaName(isa)) continue;
-    if (!CpuSupports(isa)) {
+  for (const Level& level : kLevels) {
+    if (name != level.name) continue;
+    if (!CpuSupports(level.isa)) {
       return InvalidArgument("cpu-isa " + std::string(name) + " is not supported by this processor; the best level is " +
                                  std::string(CpuIsaName(BestCpuIsa())),
                              "cpu-isa");
     }
-    return isa;
+    return level.isa;
   }
-  return InvalidArgument("cpu-isa is \"" + std::string(name) + "\" but must be auto, scalar, avx2 or avx512", "cpu-isa");
+  return InvalidArgument("cpu-isa is \"" + std::string(name) + "\" but must be auto, scalar, avx2, avx512, neon or neon-bf16", "cpu-isa");
 }
 
 CpuIsa ActiveCpuIsa() { return static_cast<CpuIsa>(ActiveLevel().load(std::memory_order_relaxed)); }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Which instruction set level the kernels use. A level is chosen once at start: the best one the processor has, or the
-// option cpu-isa (scalar, avx2, avx512). Every dispatch table asks ActiveCpuIsa(); tests switch it with SetCpuIsa().
+// option cpu-isa. Every dispatch table asks ActiveCpuIsa(); tests switch it with SetCpuIsa().
 #pragma once
 
 #include <string_view>
@@ -12,11 +12,13 @@
 namespace deepinfer {
 
 // kAvx2 means AVX2 with FMA; kAvx512 means AVX-512 F, BW, VL, DQ, VBMI, VNNI and BF16. Processors between two levels use the lower.
-enum class CpuIsa { kScalar = 0, kAvx2 = 1, kAvx512 = 2 };
+// kNeon is plain 64-bit ARM; kNeonBf16 means its bf16 and int8 dot products. Levels of two architectures never meet: "at least
+// kAvx2" may be asked in x86 code only.
+enum class CpuIsa { kScalar = 0, kAvx2 = 1, kAvx512 = 2, kNeon = 16, kNeonBf16 = 17 };
 
 std::string_view CpuIsaName(CpuIsa isa);
 
-// "scalar", "avx2" or "avx512"; "auto" and "" give the best supported level. An unsupported level is an error.
+// "scalar", "avx2", "avx512", "neon" or "neon-bf16"; "auto" and "" give the best supported level. An unsupported level is an error.
 Result<CpuIsa> ParseCpuIsa(std::string_view name);
 
 bool CpuSupports(CpuIsa isa);

@@ -30,7 +30,7 @@ const AttendKernels& ActiveAttendKernels() {
       return kAttendAvx512;
     case CpuIsa::kAvx2:
       return kAttendAvx2;
-    case CpuIsa::kScalar:
+    default:
       break;
   }
 #endif

@@ -125,7 +125,7 @@ void IndexScorer::ScoreFp4(const uint8_t* data, const uint8_t* scales, int num_k
       return IndexScoreFp4Avx512(view_, data, scales, num_keys, scores);
     case CpuIsa::kAvx2:
       return IndexScoreFp4Avx2(view_, data, scales, num_keys, scores);
-    case CpuIsa::kScalar:
+    default:
       break;
   }
 #endif
