@@ -13,19 +13,13 @@
 
 #include <benchmark/benchmark.h>
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
 #include "backends/cpu/kernels/attention.h"
 #include "backends/cpu/kernels/index.h"
-#include "backends/cpu/kernels/matmul.h"
-#include "backends/cpu/kernels/moe.h"
 #include "backends/registry.h"
+#include "bench/cpu_shapes.h"
 #include "bench/paired.h"
 #include "bench/record.h"
 #include "core/clock.h"
-#include "core/arithmetic_peak.h"
 #include "core/cpu_features.h"
 #include "core/threads.h"
 #include "device/device.h"
@@ -39,84 +33,10 @@ namespace {
 
 using cpu::ActivationForm;
 using cpu::AlignedBuffer;
-using cpu::MatrixSource;
-using cpu::PackedMatrix;
 using cpu::PreparedActivations;
-using cpu::Rounding;
 using cpu::WeightFormat;
 
-constexpr int64_t kWorkingSetBytes = int64_t{160} << 20;  // > 4 x 32 MiB of last-level cache
-constexpr int64_t kPairBytes = int64_t{48} << 20;         // read by each side of a pair
-constexpr int64_t kHidden = 5120;
 int g_pairs = 25;
-
-uint64_t NextRandom(uint64_t& state) {
-  state ^= state << 13;
-  state ^= state >> 7;
-  state ^= state << 17;
-  return state;
-}
-
-void FillRandom(AlignedBuffer& buffer) {
-  uint64_t state = 88172645463325252ull;
-  auto* words = reinterpret_cast<uint64_t*>(buffer.data());
-  for (int64_t i = 0; i < buffer.bytes() / 8; ++i) words[i] = NextRandom(state);
-}
-
-#if defined(__x86_64__)
-__attribute__((target("avx2"))) uint64_t ReadAvx2(const uint8_t* p, int64_t bytes) {
-  __m256i sums[4] = {};
-  for (int64_t i = 0; i < bytes; i += 128) {
-    _mm_prefetch(reinterpret_cast<const char*>(p + i + 4096), _MM_HINT_T0);
-    _mm_prefetch(reinterpret_cast<const char*>(p + i + 4160), _MM_HINT_T0);
-    for (int j = 0; j < 4; ++j) {
-      sums[j] = _mm256_xor_si256(sums[j], _mm256_load_si256(reinterpret_cast<const __m256i*>(p + i + j * 32)));
-    }
-  }
-  const __m256i sum = _mm256_xor_si256(_mm256_xor_si256(sums[0], sums[1]), _mm256_xor_si256(sums[2], sums[3]));
-  return static_cast<uint64_t>(_mm256_extract_epi64(sum, 0));
-}
-#endif
-
-uint64_t ReadBytes(const uint8_t* p, int64_t bytes) {
-#if defined(__x86_64__)
-  if (CpuSupports(CpuIsa::kAvx2)) return ReadAvx2(p, bytes);
-#endif
-  uint64_t sum = 0;
-  for (int64_t i = 0; i < bytes; i += 8) {
-    uint64_t v;
-    std::memcpy(&v, p + i, 8);
-    sum ^= v;
-  }
-  return sum;
-}
-
-// The machine as one benchmark sees it: a pool, the memory of the sweep.
-struct Bench {
-  ThreadPool pool;
-  AlignedBuffer sweep_memory;
-  int64_t sweep_pos = 0;
-
-  explicit Bench(int threads) : pool(threads), sweep_memory(kWorkingSetBytes) { FillRandom(sweep_memory); }
-
-  // Bytes per second.
-  double Sweep() {
-    constexpr int64_t kTile = 256 * 1024;
-    if (sweep_pos + kPairBytes + 8192 > sweep_memory.bytes()) sweep_pos = 0;
-    const uint8_t* p = sweep_memory.data() + sweep_pos;
-    sweep_pos += kPairBytes;
-    const double seconds = SecondsOf([&] {
-      pool.ParallelFor(kPairBytes / kTile, [&](int64_t tile, int) {
-        uint64_t sum = ReadBytes(p + tile * kTile, kTile);
-        benchmark::DoNotOptimize(sum);
-      });
-    });
-    return static_cast<double>(kPairBytes) / seconds;
-  }
-
-  // Operations per second over all threads.
-  double Peak() { return ArithmeticPeak(pool); }
-};
 
 // Runs `subject` (one repetition, returns nothing) in pairs. bytes and flops are of one repetition.
 template <typename F>
@@ -170,135 +90,19 @@ void RunPaired(benchmark::State& state, Bench& bench, double bytes, double flops
   state.counters["switches_per_s"] = elapsed > 0 ? static_cast<double>(InvoluntarySwitches() - switches) / elapsed : 0.0;
 }
 
-struct Weights {
-  AlignedBuffer data, scale;
-  MatrixSource source;
-
-  Weights(WeightFormat format, int64_t rows, int64_t cols) {
-    const bool fp4 = format == WeightFormat::kFp4Row32;
-    const int64_t elements = rows * cols;
-    data.Allocate(fp4 ? elements / 2 : format == WeightFormat::kBf16 ? elements * 2 : elements);
-    FillRandom(data);
-    if (format == WeightFormat::kFp8Tile32) {
-      for (int64_t i = 0; i < data.bytes(); ++i) data.data()[i] &= 0xb7;  // no NaN, ordinary magnitudes
-    }
-    if (format == WeightFormat::kBf16) {
-      auto* bits = reinterpret_cast<uint16_t*>(data.data());
-      for (int64_t i = 0; i < elements; ++i) bits[i] = static_cast<uint16_t>((bits[i] & 0x807f) | 0x3c00);
-    }
-    if (format != WeightFormat::kBf16) {
-      scale.Allocate(fp4 ? rows * (cols / 32) : (rows + 31) / 32 * (cols / 32));
-      std::memset(scale.data(), 120, static_cast<size_t>(scale.bytes()));
-    }
-    source = {format, rows, cols, data.data(), scale.bytes() > 0 ? scale.data() : nullptr};
-  }
-};
-
-std::vector<float> Input(int64_t n) {
-  uint64_t state = 1234567;
-  std::vector<float> x(static_cast<size_t>(n));
-  for (float& v : x) v = static_cast<float>(static_cast<int>(NextRandom(state) % 256) - 128) / 64.0f;
-  return x;
-}
-
 // args: rows, cols, M, threads, groups
 void MatMulBench(benchmark::State& state, WeightFormat format, int64_t rows, int64_t cols, int64_t m, int threads,
                  int64_t groups) {
   Bench bench(threads);
-  const Weights weights(format, rows / groups, cols);
-  const std::vector<MatrixSource> sources(static_cast<size_t>(groups), weights.source);
-  std::vector<PackedMatrix> matrices;
-  int64_t total = 0;
-  do {
-    matrices.push_back(PackedMatrix::Pack(sources, &bench.pool));
-    total += matrices.back().bytes();
-  } while (total < kWorkingSetBytes);
-  const int64_t inputs = cols * groups;
-  const std::vector<float> x = Input(m * inputs);
-  std::vector<float> y(static_cast<size_t>(m * rows));
-  PreparedActivations prepared;
-  prepared.Prepare(bench.pool, x.data(), m, inputs, inputs,
-                   format == WeightFormat::kBf16 || groups > 1 ? ActivationForm::kBf16 : ActivationForm::kFp8);
-  const auto one_bytes = static_cast<double>(matrices[0].bytes());
-  // Enough products per repetition for a steady clock; with many inputs one is enough.
-  const int64_t repeats = m > 8 ? 1 : std::max<int64_t>(1, kPairBytes / matrices[0].bytes());
-  size_t next = 0;
-  RunPaired(state, bench, one_bytes * static_cast<double>(repeats),
-            2.0 * static_cast<double>(rows * cols * m) * static_cast<double>(repeats), [&] {
-              for (int64_t i = 0; i < repeats; ++i) {
-                const PackedMatrix& w = matrices[next++ % matrices.size()];
-                if (groups > 1) {
-                  cpu::GroupedMatMul(bench.pool, prepared, w, groups, y.data(), rows, Rounding::kBf16);
-                } else {
-                  cpu::MatMul(bench.pool, prepared, w, y.data(), rows, Rounding::kBf16);
-                }
-              }
-            });
+  MatMulShape shape(bench, format, rows, cols, m, groups);
+  RunPaired(state, bench, shape.bytes(), shape.flops(), [&] { shape.Run(); });
 }
 
-// 48 experts of the released shape stand for 384; routing uniform or Zipf.
+// 24 experts of the released shape stand for 384; routing uniform or Zipf.
 void MoeBench(benchmark::State& state, int64_t m, int threads, bool zipf) {
-  constexpr int64_t kWidth = 2304;
-  constexpr int kExperts = 24, kChosen = 6;
   Bench bench(threads);
-  const Weights up(WeightFormat::kFp4Row32, kWidth, kHidden), down(WeightFormat::kFp4Row32, kHidden, kWidth);
-  const Weights shared_up(WeightFormat::kFp8Tile32, kWidth, kHidden), shared_down(WeightFormat::kFp8Tile32, kHidden, kWidth);
-  std::vector<PackedMatrix> packed;
-  packed.reserve(2 * kExperts + 2);
-  const auto pack = [&](const Weights& u, const Weights& d) {
-    const MatrixSource both[] = {u.source, u.source};
-    packed.push_back(PackedMatrix::Pack(both, &bench.pool, true));
-    packed.push_back(PackedMatrix::Pack({&d.source, 1}, &bench.pool));
-    return cpu::ExpertWeights{&packed[packed.size() - 2], &packed[packed.size() - 1]};
-  };
-  std::vector<cpu::ExpertWeights> experts;
-  for (int e = 0; e < kExperts; ++e) experts.push_back(pack(up, down));
-  const cpu::ExpertWeights shared = pack(shared_up, shared_down);
-  uint64_t random = 99;
-  constexpr int kRoutings = 8;
-  std::vector<std::vector<int32_t>> routings;
-  double bytes = 0;
-  for (int r = 0; r < kRoutings; ++r) {
-    std::vector<int32_t> chosen;
-    std::vector<bool> touched(kExperts);
-    for (int64_t t = 0; t < m; ++t) {
-      std::vector<bool> used(kExperts);
-      for (int i = 0; i < kChosen;) {
-        const double u = static_cast<double>(NextRandom(random) % 100000) / 100000.0;
-        const auto e = static_cast<int32_t>(zipf ? kExperts * u * u * u : kExperts * u);
-        if (used[static_cast<size_t>(e)]) continue;
-        used[static_cast<size_t>(e)] = touched[static_cast<size_t>(e)] = true;
-        chosen.push_back(e);
-        ++i;
-      }
-    }
-    for (size_t e = 0; e < touched.size(); ++e) {
-      if (touched[e]) bytes += static_cast<double>(experts[e].gate_up->bytes() + experts[e].down->bytes()) / kRoutings;
-    }
-    routings.push_back(std::move(chosen));
-  }
-  bytes += static_cast<double>(shared.gate_up->bytes() + shared.down->bytes());
-  const std::vector<float> x = Input(m * kHidden);
-  std::vector<float> out(x.size());
-  const std::vector<float> weights(static_cast<size_t>(m * kChosen), 0.25f);
-  PreparedActivations prepared;
-  cpu::MoeExperts moe;
-  cpu::MoeArgs args;
-  args.x = &prepared;
-  args.experts = experts;
-  args.shared = &shared;
-  args.num_chosen = kChosen;
-  args.weights = weights.data();
-  args.swiglu_limit = 10;
-  args.round_bf16 = true;
-  args.out = out.data();
-  args.ldo = kHidden;
-  size_t next = 0;
-  RunPaired(state, bench, bytes, 2.0 * static_cast<double>(m * (kChosen + 1) * 3 * kHidden * kWidth), [&] {
-    args.chosen = routings[next++ % kRoutings].data();
-    prepared.Prepare(bench.pool, x.data(), m, kHidden, kHidden, ActivationForm::kFp8);
-    moe.Run(bench.pool, args);
-  });
+  MoeShape shape(bench, m, 24, zipf, true);
+  RunPaired(state, bench, shape.bytes(), shape.flops(), [&] { shape.Run(); });
 }
 
 void AttentionBench(benchmark::State& state, int keys, int heads, int64_t rows, int threads) {
