@@ -53,7 +53,7 @@ say() { printf '\033[1m== %s\033[0m\n' "$*"; }
 BASE_PACKAGES=(g++ cmake ninja-build pkg-config git ca-certificates libfmt-dev libspdlog-dev libcli11-dev libtomlplusplus-dev
   nlohmann-json3-dev libssl-dev prometheus-cpp-dev libboost-dev liburing-dev)
 TEST_PACKAGES=(libgtest-dev libgmock-dev libbenchmark-dev python3 python3-dev python3-venv python3-pip clang-16
-  libclang-rt-16-dev)
+  libclang-rt-16-dev mold)
 PIP_PACKAGES=(nanobind scikit-build-core pytest build jsonschema openai anthropic schemathesis pyyaml)
 
 need_packages() {
@@ -143,13 +143,7 @@ configure() {
 
 FUZZ_DIR=build-fuzz
 build_fuzzers() {
-  cmake -S . -B $FUZZ_DIR -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_COMPILER=clang++-16 -DDEEPINFER_TESTS=OFF \
-    -DDEEPINFER_FUZZ=ON -DDEEPINFER_XGRAMMAR=OFF -DDEEPINFER_SANITIZE="address;undefined" >$FUZZ_DIR.configure.log 2>&1 || {
-    tail -n 30 $FUZZ_DIR.configure.log >&2
-    exit 1
-  }
-  mv $FUZZ_DIR.configure.log $FUZZ_DIR/configure.log
-  ninja -C $FUZZ_DIR -j"$JOBS" fuzzers
+  JOBS=$JOBS tools/sanitizer_build.sh address,undefined fuzzers
 }
 
 # fuzz_one NAME SECONDS: the corpus first, then new inputs. Findings are left in the fuzz build folder.

@@ -7,24 +7,24 @@
 set -uo pipefail
 cd "$(dirname "$(readlink -f "$0")")/.." || exit 1
 kind=$1
-dir=build-${kind%%,*}
 case $kind in
   thread)
+    dir=build-thread
     targets=(core_test engine_test engine_acceptance_test server_test)
     filter='^core\..*(Thread|Pool|Metrics|Parallel|AnyThreads|SameBits|PieceCache|Progress)'
     filter+='|^engine\.(EngineCore|AsyncEngine|EngineStats|StatsWriter|StepProfiler|StructuredOutput)|^server\.'
     ;;
   *)
+    dir=build-fuzz
     targets=(core_test backends_test engine_test engine_acceptance_test)
     filter='^(core|backends|engine)\.'
     ;;
 esac
 filter+='|^engine_acceptance\.(T1\.|T12|Steps/T1[23]|T13)'
 echo "== $kind sanitizer"
-cmake -S . -B "$dir" -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1" \
-  -DDEEPINFER_XGRAMMAR=OFF -DDEEPINFER_SANITIZE="${kind/,/;}" >/dev/null || exit 1
-ninja -C "$dir" -j"${JOBS:-$(nproc)}" "${targets[@]}" >"$dir/ninja.log" 2>&1 || {
-  tail -n 30 "$dir/ninja.log"
+mkdir -p "$dir"
+tools/sanitizer_build.sh "$kind" "${targets[@]}" >"$dir/tests.log" 2>&1 || {
+  tail -n 30 "$dir/tests.log"
   exit 1
 }
 export ASAN_OPTIONS=detect_leaks=1:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1

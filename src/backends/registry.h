@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/status.h"
+#include "core/threads.h"
 #include "device/device.h"
 
 namespace deepinfer::backends {
@@ -16,6 +17,7 @@ namespace deepinfer::backends {
 struct DeviceOptions {
   int num_threads = 0;     // 0 = one per available core
   std::string cpu_isa;     // "", "auto", "scalar", "avx2" or "avx512": the CPU kernels to use; empty = the best one
+  CpuPinning cpu_pinning = CpuPinning::kAuto;
 };
 
 // name: "cpu" or "auto" (the best device of this build and machine).

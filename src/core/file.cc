@@ -10,6 +10,8 @@
 
 #include <fmt/format.h>
 
+#include "core/mapping_guard.h"
+
 namespace deepinfer {
 
 namespace {
@@ -138,6 +140,7 @@ Result<MappedFile> MappedFile::Open(const std::string& path) {
     }
     if (mapped == MAP_FAILED) return ReadError(path, errno);
     file.data_ = static_cast<const uint8_t*>(mapped);
+    GuardMapping(mapped, size);
   }
   return file;
 }
@@ -154,8 +157,12 @@ MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   return *this;
 }
 
+bool MappedFile::is_damaged() const { return IsAnyMappingDamaged() && IsMappingDamaged(data_); }
+
 MappedFile::~MappedFile() {
-  if (data_ != nullptr) ::munmap(const_cast<uint8_t*>(data_), static_cast<size_t>(size_));
+  if (data_ == nullptr) return;
+  UnguardMapping(data_);
+  ::munmap(const_cast<uint8_t*>(data_), static_cast<size_t>(size_));
 }
 
 }  // namespace deepinfer

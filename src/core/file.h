@@ -22,7 +22,7 @@ Result<std::string> ReadModelFile(const std::string& model_dir, std::string_view
 // no regular file (a device, a pipe, a symbolic link) is opened and written instead.
 Status WriteFileAtomically(const std::string& path, std::string_view bytes);
 
-// A whole regular file mapped read-only. Movable; unmaps in the destructor.
+// A whole regular file mapped read-only, guarded against becoming shorter (mapping_guard.h). Movable; unmaps in the destructor.
 class MappedFile {
  public:
   static Result<MappedFile> Open(const std::string& path);
@@ -34,6 +34,8 @@ class MappedFile {
   const uint8_t* data() const { return data_; }
   int64_t size() const { return size_; }
   const std::string& path() const { return path_; }
+  // Whether pages could not be read; they count as zeros since.
+  bool is_damaged() const;
 
  private:
   const uint8_t* data_ = nullptr;

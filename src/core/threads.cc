@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How a phase runs. `ticket` holds the phase number and the tiles that nobody has taken yet; a thread takes one by
-// compare-and-swap, so a worker that wakes up late can neither take a tile of a finished phase nor see its job. `pending`
-// counts tiles that are not finished; the caller leaves when it is zero. A thread reports its tiles once, when it finds no
-// more to take. The job's fields are plain memory: they are written before the ticket is published and stay as they are
-// while any taken tile is unreported.
+// How a phase runs. Every node has a `ticket`: the phase number and the tiles of the node that nobody has taken yet. A thread
+// takes one by compare-and-swap, first of its own node, then of the others, so a worker that wakes up late can neither take a
+// tile of a finished phase nor see its job. `pending` counts tiles that are not finished; the caller leaves when it is zero.
+// A thread reports its tiles once, when it finds no more to take. The job's fields are plain memory: they are written before
+// the first ticket is published and stay as they are while any taken tile is unreported. `wake` changes when all tickets are
+// out, so a worker that looked too early looks again.
 #include "core/threads.h"
 
 #include <sched.h>
@@ -24,6 +25,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
+
+#include <fmt/format.h>
 
 #include "core/check.h"
 
@@ -84,6 +87,20 @@ bool SpinUntil(F&& done) {
 thread_local bool tls_in_tile = false;
 thread_local int tls_thread_idx = 0;
 
+// A refusal costs speed only.
+void PinThisThread(const std::vector<int>& cpus) {
+#if defined(__linux__)
+  if (cpus.empty()) return;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (const int cpu : cpus)
+    if (cpu < CPU_SETSIZE) CPU_SET(static_cast<size_t>(cpu), &set);
+  sched_setaffinity(0, sizeof(set), &set);
+#else
+  static_cast<void>(cpus);
+#endif
+}
+
 // Whole processors that the control group grants, 0 = no limit.
 int CgroupCpus() {
   const auto cpus_of = [](double quota, double period) {
@@ -103,8 +120,28 @@ int CgroupCpus() {
 
 }  // namespace
 
+Result<CpuPinning> ParseCpuPinning(std::string_view name) {
+  if (name == "auto" || name.empty()) return CpuPinning::kAuto;
+  if (name == "none") return CpuPinning::kNone;
+  if (name == "node") return CpuPinning::kNode;
+  if (name == "core") return CpuPinning::kCore;
+  return InvalidArgument(fmt::format("cpu-pinning must be auto, none, node or core, got \"{}\"", name), "cpu_pinning");
+}
+
 struct ThreadPool::State {
-  alignas(64) std::atomic<uint64_t> ticket{0};  // phase << 32 | tiles not taken
+  struct alignas(64) Node {
+    std::atomic<uint64_t> ticket{0};  // phase << 32 | tiles not taken
+    // The node's tiles of the current phase: `count` of them, `width` at `begin` of every period.
+    uint32_t count = 0;
+    int64_t begin = 0;
+    int64_t width = 0;
+    // Where its share of a period lies, in threads: [first_thread, last_thread) of all.
+    int first_thread = 0;
+    int last_thread = 0;
+  };
+  std::unique_ptr<Node[]> nodes;
+  int num_nodes = 1;
+  std::vector<int> node_of_thread;
   alignas(64) std::atomic<uint32_t> pending{0};  // tiles not finished
   alignas(64) std::atomic<uint32_t> wake{0};  // changes with every phase; idle workers sleep on it
   std::atomic<uint32_t> num_sleeping{0};
@@ -113,21 +150,41 @@ struct ThreadPool::State {
   // The job of the current phase.
   TileFn fn = nullptr;
   void* context = nullptr;
-  uint32_t num_tiles = 0;
+  int64_t period = 0;
+  int num_threads = 1;
 
   std::vector<std::thread> workers;
+
+  // The node's share [begin, end) of `period` tiles.
+  int64_t ShareBegin(const Node& node, int64_t tiles) const { return tiles * node.first_thread / num_threads; }
+  int64_t ShareEnd(const Node& node, int64_t tiles) const { return tiles * node.last_thread / num_threads; }
+
+  // Takes and runs tiles of one node until none is left; returns how many.
+  uint32_t WorkOn(Node& node, int thread_idx) {
+    uint32_t finished = 0;
+    uint64_t seen = node.ticket.load(std::memory_order_acquire);
+    while (static_cast<uint32_t>(seen) != 0) {
+      if (!node.ticket.compare_exchange_weak(seen, seen - 1, std::memory_order_acq_rel, std::memory_order_acquire)) continue;
+      // Ascending, so that neighbouring tiles of a weight stream are read in memory order.
+      const int64_t i = int64_t{node.count} - static_cast<uint32_t>(seen);
+      fn(context, num_nodes == 1 ? i : i / node.width * period + node.begin + i % node.width, thread_idx);
+      ++finished;
+      seen = node.ticket.load(std::memory_order_acquire);
+    }
+    return finished;
+  }
+
+  bool HasTiles() const {
+    for (int i = 0; i < num_nodes; ++i)
+      if (static_cast<uint32_t>(nodes[static_cast<size_t>(i)].ticket.load(std::memory_order_relaxed)) != 0) return true;
+    return false;
+  }
 
   // Takes and runs tiles until none is left, then reports them. True if it ran any.
   bool Work(int thread_idx) {
     uint32_t finished = 0;
-    uint64_t seen = ticket.load(std::memory_order_acquire);
-    while (static_cast<uint32_t>(seen) != 0) {
-      if (!ticket.compare_exchange_weak(seen, seen - 1, std::memory_order_acq_rel, std::memory_order_acquire)) continue;
-      // Ascending, so that neighbouring tiles of a weight stream are read in memory order.
-      fn(context, int64_t{num_tiles} - static_cast<uint32_t>(seen), thread_idx);
-      ++finished;
-      seen = ticket.load(std::memory_order_acquire);
-    }
+    const int own = node_of_thread[static_cast<size_t>(thread_idx)];
+    for (int i = 0; i < num_nodes; ++i) finished += WorkOn(nodes[static_cast<size_t>((own + i) % num_nodes)], thread_idx);
     if (finished == 0) return false;
     if (pending.fetch_sub(finished, std::memory_order_seq_cst) == finished &&
         caller_sleeps.load(std::memory_order_seq_cst)) {
@@ -142,9 +199,7 @@ struct ThreadPool::State {
     while (!stop.load(std::memory_order_acquire)) {
       const uint32_t seen_wake = wake.load(std::memory_order_acquire);
       if (Work(thread_idx)) continue;
-      const auto has_work = [this] {
-        return static_cast<uint32_t>(ticket.load(std::memory_order_relaxed)) != 0 || stop.load(std::memory_order_relaxed);
-      };
+      const auto has_work = [this] { return HasTiles() || stop.load(std::memory_order_relaxed); };
       if (SpinUntil(has_work)) continue;
       // Announce, then sleep unless a phase began since: the caller changes `wake` before it looks at num_sleeping.
       num_sleeping.fetch_add(1, std::memory_order_seq_cst);
@@ -154,13 +209,36 @@ struct ThreadPool::State {
   }
 };
 
-ThreadPool::ThreadPool(int num_threads) : state_(std::make_unique<State>()) {
+ThreadPool::ThreadPool(int num_threads, CpuPinning pinning) : ThreadPool(num_threads, CpuTopology::Read(), pinning) {}
+
+ThreadPool::ThreadPool(int num_threads, const CpuTopology& topology, CpuPinning pinning) : state_(std::make_unique<State>()) {
   num_threads_ = std::clamp(num_threads > 0 ? num_threads : NumAvailableCores(), 1, kMaxThreads);
-  state_->workers.reserve(static_cast<size_t>(num_threads_ - 1));
+  State& s = *state_;
+  s.num_threads = num_threads_;
+  s.num_nodes = static_cast<int>(topology.nodes.size());
+  s.nodes = std::make_unique<State::Node[]>(topology.nodes.size());
+  s.node_of_thread.resize(static_cast<size_t>(num_threads_));
+  if (pinning == CpuPinning::kAuto) pinning = s.num_nodes > 1 ? CpuPinning::kNode : CpuPinning::kNone;
+  const std::vector<int> shares = topology.ShareThreads(num_threads_);
+  std::vector<std::vector<int>> cpus(static_cast<size_t>(num_threads_));  // where each thread may run; empty: anywhere
+  for (int node = 0, thread = 0; node < s.num_nodes; ++node) {
+    s.nodes[static_cast<size_t>(node)].first_thread = thread;
+    const std::vector<int>& node_cpus = topology.nodes[static_cast<size_t>(node)].cpus;
+    for (int i = 0; i < shares[static_cast<size_t>(node)]; ++i, ++thread) {
+      s.node_of_thread[static_cast<size_t>(thread)] = node;
+      if (pinning == CpuPinning::kNode) cpus[static_cast<size_t>(thread)] = node_cpus;
+      if (pinning == CpuPinning::kCore) cpus[static_cast<size_t>(thread)] = {node_cpus[static_cast<size_t>(i) % node_cpus.size()]};
+    }
+    s.nodes[static_cast<size_t>(node)].last_thread = thread;
+  }
+  s.workers.reserve(static_cast<size_t>(num_threads_ - 1));
   for (int i = 1; i < num_threads_; ++i) {
     // Memory or a limit may refuse a thread: the pool then works with those it has; results do not depend on the number.
     try {
-      state_->workers.emplace_back([state = state_.get(), i] { state->WorkerLoop(i); });
+      s.workers.emplace_back([state = state_.get(), i, allowed = std::move(cpus[static_cast<size_t>(i)])] {
+        PinThisThread(allowed);
+        state->WorkerLoop(i);
+      });
     } catch (const std::exception&) {
       num_threads_ = i;
       break;
@@ -175,26 +253,43 @@ ThreadPool::~ThreadPool() {
   for (std::thread& worker : state_->workers) worker.join();
 }
 
+int ThreadPool::num_nodes() const { return state_->num_nodes; }
+
+int ThreadPool::NodeOfTile(int64_t tile, int64_t period) const {
+  int node = 0;
+  while (tile % period >= state_->ShareEnd(state_->nodes[static_cast<size_t>(node)], period)) ++node;
+  return node;
+}
+
 int ThreadPool::CurrentThreadIdx() { return tls_thread_idx; }
 
-void ThreadPool::Run(int64_t num_tiles, TileFn fn, const void* context) {
+void ThreadPool::Run(int64_t num_tiles, int64_t period, TileFn fn, const void* context) {
   void* const job = const_cast<void*>(context);
   if (tls_in_tile) {
     for (int64_t i = 0; i < num_tiles; ++i) fn(job, i, tls_thread_idx);
     return;
   }
-  DI_CHECK(num_tiles < INT_MAX) << "num_tiles " << num_tiles;
+  DI_CHECK(num_tiles < INT_MAX && num_tiles % period == 0) << "num_tiles " << num_tiles << ", period " << period;
   State& s = *state_;
   DI_DCHECK(s.pending.load() == 0) << "two threads use one pool";
   s.fn = fn;
   s.context = job;
-  s.num_tiles = static_cast<uint32_t>(num_tiles);
-  s.pending.store(s.num_tiles, std::memory_order_relaxed);
-  const uint64_t phase = (s.ticket.load(std::memory_order_relaxed) >> 32) + 1;
-  s.ticket.store(phase << 32 | s.num_tiles, std::memory_order_release);
+  s.period = period;
+  for (int i = 0; i < s.num_nodes; ++i) {
+    State::Node& node = s.nodes[static_cast<size_t>(i)];
+    node.begin = s.ShareBegin(node, period);
+    node.width = s.ShareEnd(node, period) - node.begin;
+    node.count = static_cast<uint32_t>(num_tiles / period * node.width);
+  }
+  s.pending.store(static_cast<uint32_t>(num_tiles), std::memory_order_relaxed);
+  const uint64_t phase = (s.nodes[0].ticket.load(std::memory_order_relaxed) >> 32) + 1;
+  for (int i = 0; i < s.num_nodes; ++i) {
+    State::Node& node = s.nodes[static_cast<size_t>(i)];
+    node.ticket.store(phase << 32 | node.count, std::memory_order_release);
+  }
   s.wake.fetch_add(1, std::memory_order_seq_cst);
   const uint32_t sleeping = s.num_sleeping.load(std::memory_order_seq_cst);
-  if (sleeping > 0) Wake(s.wake, static_cast<int>(std::min(sleeping, s.num_tiles - 1)));
+  if (sleeping > 0) Wake(s.wake, static_cast<int>(std::min<int64_t>(sleeping, num_tiles - 1)));
 
   tls_in_tile = true;
   s.Work(0);

@@ -304,6 +304,7 @@ Result<std::unique_ptr<Engine>> LoadEngine(LoadOptions options) {
   backends::DeviceOptions device_options;
   device_options.num_threads = options.num_threads;
   device_options.cpu_isa = options.cpu_isa;
+  DI_ASSIGN_OR_RETURN(device_options.cpu_pinning, ParseCpuPinning(options.cpu_pinning));
   DI_ASSIGN_OR_RETURN(parts.device, backends::CreateDevice(options.device, device_options));
   if (is_dummy) {
     DI_ASSIGN_OR_RETURN(std::unique_ptr<model::Checkpoint> made, model::Checkpoint::Dummy(parts.config, 0));

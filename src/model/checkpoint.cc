@@ -12,6 +12,7 @@
 #include <fmt/format.h>
 
 #include "core/escape.h"
+#include "core/mapping_guard.h"
 #include "model/inventory.h"
 #include "model/json_scanner.h"
 
@@ -358,6 +359,16 @@ Status Checkpoint::CheckInventory(const ModelConfig& config, bool with_vision) c
   }
   DI_RETURN_IF_ERROR(first_error);
   return CheckNoExtraExperts(*this, config);
+}
+
+Status Checkpoint::CheckMapped() const {
+  if (!IsAnyMappingDamaged()) return Status::Ok();
+  for (const SafetensorsFile& shard : shards_) {
+    if (!shard.is_damaged()) continue;
+    return BadModel(fmt::format("{}: the file became shorter or unreadable while it was in use; restore it (deepinfer inspect --verify) "
+                                "and start again", shard.path()));
+  }
+  return Status::Ok();
 }
 
 int64_t Checkpoint::payload_bytes() const {

@@ -48,6 +48,9 @@ class Checkpoint {
   // included), experts are exactly 0..n-1, and both parts of an Engram table lie in one shard.
   Status CheckInventory(const ModelConfig& config, bool with_vision) const;
 
+  // kBadModel naming the shard when a mapped page could not be read since it was opened: what was computed from it is wrong.
+  Status CheckMapped() const;
+
   // Reads every byte and refuses non-finite values in BF16, F16 and F32 tensors and NaN codes in
   // FP8 tensors and scales; the error names the tensor and the element. progress(bytes done, bytes
   // total) is called from the calling thread.

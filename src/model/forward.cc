@@ -681,6 +681,7 @@ Result<std::span<const float>> Model::Forward(std::span<const SequenceChunk> chu
       }
     }
   }
+  DI_RETURN_IF_ERROR(impl.checkpoint->CheckMapped());
   const size_t values = static_cast<size_t>(num_logits * impl.config.vocab_size);
   if (impl.device->has_host_memory()) return std::span<const float>(impl.logits.as<float>(), values);
   impl.host_logits.resize(values);

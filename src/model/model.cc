@@ -55,6 +55,7 @@ Status Model::Impl::Init() {
     DI_ASSIGN_OR_RETURN(hasher, EngramHasher::Create(config, options.compressed_vocab));
   }
   DI_ASSIGN_OR_RETURN(weights, ModelWeights::Load(*checkpoint, config, *device, has_draft, options.progress));
+  DI_RETURN_IF_ERROR(checkpoint->CheckMapped());
 
   const int max_backtracking = std::max(6, config.dspark_block_size + 1);
   if (options.decoder_replay != DecoderReplay::kOff) {

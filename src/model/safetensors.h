@@ -40,6 +40,7 @@ class SafetensorsFile {
 
   const std::string& path() const { return file_.path(); }
   int64_t file_bytes() const { return file_.size(); }
+  bool is_damaged() const { return file_.is_damaged(); }
   const std::vector<TensorView>& tensors() const { return tensors_; }  // in header order
   // nullptr if there is none of that name.
   const TensorView* Find(std::string_view name) const;

@@ -339,6 +339,19 @@ TEST(MatMul, SameBitsForAnyNumberOfInputsAndThreads) {
   }
 }
 
+TEST(MatMul, NodesAndThreadsChangeNoBit) {
+  const Stored w = MakeStored(WeightFormat::kFp4Row32, 300, 96, 1);
+  const std::vector<float> x = RandomInput(70, 96, 5, true);
+  ThreadPool one(1);
+  const std::vector<float> expected = Multiply(one, w, x, 70, ActivationForm::kFp8);
+  CpuTopology nodes;  // simulated
+  for (int i = 0; i < 3; ++i) nodes.nodes.push_back({i, {i}});
+  for (const int threads : {2, 3, 5}) {
+    ThreadPool pool(threads, nodes, CpuPinning::kNone);
+    EXPECT_EQ(Multiply(pool, w, x, 70, ActivationForm::kFp8), expected);
+  }
+}
+
 TEST(MatMul, RowRangesAndRounding) {
   ThreadPool pool(2);
   const Stored a = MakeStored(WeightFormat::kFp8Tile32, 40, 64, 1);

@@ -23,19 +23,19 @@ void* MapPages(int64_t bytes) {
 
 }  // namespace
 
-CpuDevice::CpuDevice(int num_threads)
-    : pool_(std::make_unique<ThreadPool>(num_threads)), row_ops_(RowOpsFor(ActiveCpuIsa())) {
+CpuDevice::CpuDevice(int num_threads, CpuPinning pinning)
+    : pool_(std::make_unique<ThreadPool>(num_threads, pinning)), row_ops_(RowOpsFor(ActiveCpuIsa())) {
   scratch_.resize(static_cast<size_t>(pool_->num_threads()));
 }
 
 CpuDevice::~CpuDevice() = default;
 
-Result<std::unique_ptr<CpuDevice>> CpuDevice::Create(int num_threads, std::string_view isa) {
+Result<std::unique_ptr<CpuDevice>> CpuDevice::Create(int num_threads, std::string_view isa, CpuPinning pinning) {
   if (!isa.empty()) {
     DI_ASSIGN_OR_RETURN(const CpuIsa level, ParseCpuIsa(isa));
     SetCpuIsa(level);
   }
-  return std::unique_ptr<CpuDevice>(new CpuDevice(num_threads));
+  return std::unique_ptr<CpuDevice>(new CpuDevice(num_threads, pinning));
 }
 
 Result<device::Buffer> CpuDevice::Allocate(int64_t bytes) {

@@ -25,7 +25,8 @@ inline float* Row(const Act& x, int64_t row) { return static_cast<float*>(x.data
 class CpuDevice final : public device::Device {
  public:
   // isa: as in core/cpu_features.h; it becomes the active level of the process.
-  static Result<std::unique_ptr<CpuDevice>> Create(int num_threads, std::string_view isa);
+  static Result<std::unique_ptr<CpuDevice>> Create(int num_threads, std::string_view isa,
+                                                   CpuPinning pinning = CpuPinning::kAuto);
   ~CpuDevice() override;
 
   std::string_view name() const override { return "cpu"; }
@@ -92,7 +93,7 @@ class CpuDevice final : public device::Device {
   void ArgMax(const float* x, int64_t rows, int64_t width, int64_t stride, int32_t* ids, int64_t ids_stride) override;
 
  private:
-  explicit CpuDevice(int num_threads);
+  CpuDevice(int num_threads, CpuPinning pinning);
 
   // fn(begin, end) over ranges of rows; inline when the whole work is small. `row_cost` is about the nanoseconds of a row.
   template <typename F>

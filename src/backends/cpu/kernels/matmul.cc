@@ -430,7 +430,7 @@ void MatMul(ThreadPool& pool, const PreparedActivations& x, const PackedMatrix& 
     const int64_t begin = tile_begin + (item % tile_items) * tiles_per_item;
     const int64_t end = std::min(begin + tiles_per_item, tile_end);
     for (int64_t i = begin; i < end; ++i) RunTile(product, i, first_group, m0, num_m, first_row);
-  });
+  }, tile_items);
 }
 
 void GroupedMatMul(ThreadPool& pool, const PreparedActivations& x, const PackedMatrix& w, int64_t groups, float* y,
@@ -448,7 +448,7 @@ void GroupedMatMul(ThreadPool& pool, const PreparedActivations& x, const PackedM
     const int64_t tile = item % num_tiles;
     const int num_m = static_cast<int>(std::min<int64_t>(kMaxTileM, t - m0));
     RunTile(product, tile, w.tile(tile).first_row / rows_per_group * w.num_groups(), m0, num_m, 0);
-  });
+  }, num_tiles);
 }
 
 }  // namespace deepinfer::cpu

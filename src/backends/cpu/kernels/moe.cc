@@ -100,7 +100,7 @@ void MoeExperts::Run(ThreadPool& pool, const MoeArgs& args) {
              slot_weight_[static_cast<size_t>(slot)], args.round_bf16, values);
       act_.StoreGroup(slot, pair, values);
     }
-  });
+  }, num_pairs);
 
   sums_.EnsureCapacity(int64_t{pool.num_threads()} * num_rows * kTileRows * static_cast<int64_t>(sizeof(float)));
   pool.ParallelFor(num_down_tiles, [&](int64_t tile_idx, int thread) {
