@@ -17,7 +17,7 @@ struct Level {
 };
 // Ascending.
 constexpr Level kLevels[] = {{CpuIsa::kScalar, "scalar"}, {CpuIsa::kAvx2, "avx2"}, {CpuIsa::kAvx512, "avx512"},
-                             {CpuIsa::kNeon, "neon"},     {CpuIsa::kNeonBf16, "neon-bf16"}};
+                             {CpuIsa::kNeon, "neon"},     {CpuIsa::kNeonBf16, "neon_bf16"}};
 
 bool DetectSupport(CpuIsa isa) {
   if (isa == CpuIsa::kScalar) return true;
@@ -88,7 +88,7 @@ Result<CpuIsa> ParseCpuIsa(std::string_view name) {
     }
     return level.isa;
   }
-  return InvalidArgument("cpu-isa is \"" + std::string(name) + "\" but must be auto, scalar, avx2, avx512, neon or neon-bf16", "cpu-isa");
+  return InvalidArgument("cpu-isa is \"" + std::string(name) + "\" but must be auto, scalar, avx2, avx512, neon or neon_bf16", "cpu-isa");
 }
 
 CpuIsa ActiveCpuIsa() { return static_cast<CpuIsa>(ActiveLevel().load(std::memory_order_relaxed)); }

@@ -18,7 +18,7 @@ enum class CpuIsa { kScalar = 0, kAvx2 = 1, kAvx512 = 2, kNeon = 16, kNeonBf16 =
 
 std::string_view CpuIsaName(CpuIsa isa);
 
-// "scalar", "avx2", "avx512", "neon" or "neon-bf16"; "auto" and "" give the best supported level. An unsupported level is an error.
+// "scalar", "avx2", "avx512", "neon" or "neon_bf16"; "auto" and "" give the best supported level. An unsupported level is an error.
 Result<CpuIsa> ParseCpuIsa(std::string_view name);
 
 bool CpuSupports(CpuIsa isa);

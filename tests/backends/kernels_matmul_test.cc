@@ -242,11 +242,12 @@ TEST(MatMul, EveryLevelMatchesScalar) {
               norm = std::max(norm, std::fabs(double{expected[i]}));
               error = std::max(error, std::fabs(double{y[i]} - double{expected[i]}));
             }
-            // AVX2 fuses the same products in the same order: exact whenever the products are. FP4 with quantised inputs
+            // AVX2 and NEON fuse the same products in the same order: exact whenever the products are. FP4 with quantised inputs
             // sums integers instead.
             const bool exact_products = form != ActivationForm::kFloat32 && format != WeightFormat::kF32 &&
                                         !(format == WeightFormat::kFp4Row32 && form == ActivationForm::kFp8);
-            const double tolerance = level <= CpuIsa::kAvx2 && exact_products ? 0 : 1e-6;
+            const bool fuses = level <= CpuIsa::kAvx2 || level == CpuIsa::kNeon;
+            const double tolerance = fuses && exact_products ? 0 : 1e-6;
             ASSERT_LE(error, tolerance * norm) << CpuIsaName(level) << " format " << static_cast<int>(format) << " form "
                                                << static_cast<int>(form) << " M " << m << " " << shape.rows << "x" << shape.cols;
           }

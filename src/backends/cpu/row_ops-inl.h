@@ -11,6 +11,8 @@
 
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #include "backends/cpu/row_ops.h"
@@ -18,10 +20,33 @@
 namespace deepinfer::cpu {
 namespace {
 
+#if defined(__aarch64__)
+// GCC keeps vectors wider than a register in memory; two halves stay in registers.
+typedef float F4 __attribute__((vector_size(16)));
+typedef float F4u __attribute__((vector_size(16), aligned(4), may_alias));
+struct F8 {
+  F4 low, high;
+  float operator[](int i) const { return i < 4 ? low[i] : high[i - 4]; }
+};
+inline F8 operator+(const F8& a, const F8& b) { return {a.low + b.low, a.high + b.high}; }
+inline F8 operator+(const F8& a, float b) { return {a.low + b, a.high + b}; }
+inline F8 operator*(const F8& a, const F8& b) { return {a.low * b.low, a.high * b.high}; }
+inline void operator+=(F8& a, const F8& b) { a = a + b; }
+inline void operator/=(F8& a, const F8& b) { a = {a.low / b.low, a.high / b.high}; }
+inline F8 Load(const float* x) { return {*reinterpret_cast<const F4u*>(x), *reinterpret_cast<const F4u*>(x + 4)}; }
+inline void SetLane(F8& v, int i, float x) {
+  if (i < 4) {
+    v.low[i] = x;
+  } else {
+    v.high[i - 4] = x;
+  }
+}
+#else
 typedef float F8 __attribute__((vector_size(32)));
 typedef float F8u __attribute__((vector_size(32), aligned(4), may_alias));
-
 inline F8 Load(const float* x) { return *reinterpret_cast<const F8u*>(x); }
+inline void SetLane(F8& v, int i, float x) { v[i] = x; }
+#endif
 
 // The fixed tree that ends every reduction.
 inline float Fold(const F8& a, const F8& b) {
@@ -115,8 +140,10 @@ inline void SinkhornOne(float* c, int m, int iters, float eps) {
   }
 }
 
+#if !defined(__aarch64__)
 typedef float F4 __attribute__((vector_size(16)));
 typedef float F4u __attribute__((vector_size(16), aligned(4), may_alias));
+#endif
 
 // 4 x 4: a vector is a row.
 inline void SinkhornOne4(float* c, int iters, float eps) {
@@ -138,7 +165,7 @@ inline void SinkhornOne4(float* c, int iters, float eps) {
 inline void SinkhornEight4(float* matrices, int iters, float eps) {
   F8 c[16];
   for (int e = 0; e < 16; ++e)
-    for (int i = 0; i < 8; ++i) c[e][i] = matrices[i * 16 + e];
+    for (int i = 0; i < 8; ++i) SetLane(c[e], i, matrices[i * 16 + e]);
   const auto normalise = [&](int e0, int step) {
     const F8 sum = (((c[e0] + c[e0 + step]) + c[e0 + 2 * step]) + c[e0 + 3 * step]) + eps;
     for (int k = 0; k < 4; ++k) c[e0 + k * step] /= sum;
@@ -421,6 +448,36 @@ inline void DecodeE2M1Run(const uint8_t* data, float s, float* out) {
   const __m256 scale = _mm256_set1_ps(s);
   _mm256_storeu_ps(out, DecodeE2M1x8(codes, scale));
   _mm256_storeu_ps(out + 8, DecodeE2M1x8(_mm_unpackhi_epi64(codes, codes), scale));
+}
+#elif defined(__aarch64__)
+inline void DecodeE4M3Run(const uint8_t* data, float s, float* out) {
+  // As above: exponent and mantissa of a float32 too small by 2^120, exactly corrected before the scale.
+  const int8x16_t codes = vld1q_s8(reinterpret_cast<const int8_t*>(data));
+  const int16x8_t words[2] = {vmovl_s8(vget_low_s8(codes)), vmovl_high_s8(codes)};
+  const uint32x4_t mask = vdupq_n_u32(0x87f00000u);
+  for (int i = 0; i < 16; i += 4) {
+    const int16x8_t word = words[i / 8];
+    const int32x4_t wide = i % 8 == 0 ? vmovl_s16(vget_low_s16(word)) : vmovl_high_s16(word);
+    const float32x4_t v = vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_s32(vshlq_n_s32(wide, 20)), mask));
+    vst1q_f32(out + i, vmulq_n_f32(vmulq_n_f32(v, 0x1p120f), s));
+  }
+}
+inline void DecodeE2M1Run(const uint8_t* data, float s, float* out) {
+  // The upper half of the float32 of each code; the lower half is zero.
+  const uint8x16_t low_table = {0, 0, 0x80, 0xc0, 0, 0x40, 0x80, 0xc0, 0, 0, 0x80, 0xc0, 0, 0x40, 0x80, 0xc0};
+  const uint8x16_t high_table = {0, 0x3f, 0x3f, 0x3f, 0x40, 0x40, 0x40, 0x40, 0x80, 0xbf, 0xbf, 0xbf, 0xc0, 0xc0, 0xc0, 0xc0};
+  const uint8x8_t bytes = vld1_u8(data);
+  const uint8x16_t codes = vcombine_u8(vzip1_u8(vand_u8(bytes, vdup_n_u8(15)), vshr_n_u8(bytes, 4)),
+                                       vzip2_u8(vand_u8(bytes, vdup_n_u8(15)), vshr_n_u8(bytes, 4)));
+  const uint8x16_t low = vqtbl1q_u8(low_table, codes);
+  const uint8x16_t high = vqtbl1q_u8(high_table, codes);
+  const uint16x8_t words[2] = {vreinterpretq_u16_u8(vzip1q_u8(low, high)), vreinterpretq_u16_u8(vzip2q_u8(low, high))};
+  for (int i = 0; i < 2; ++i) {
+    const float32x4_t first = vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(words[i]), 16));
+    const float32x4_t second = vreinterpretq_f32_u32(vshll_high_n_u16(words[i], 16));
+    vst1q_f32(out + i * 8, vmulq_n_f32(first, s));
+    vst1q_f32(out + i * 8 + 4, vmulq_n_f32(second, s));
+  }
 }
 #else
 inline void DecodeE4M3Run(const uint8_t* data, float s, float* out) {

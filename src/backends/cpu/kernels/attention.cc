@@ -33,6 +33,8 @@ const AttendKernels& ActiveAttendKernels() {
     default:
       break;
   }
+#elif defined(__aarch64__)
+  if (ActiveCpuIsa() >= CpuIsa::kNeon) return kAttendNeon;
 #endif
   return kAttendScalar;
 }

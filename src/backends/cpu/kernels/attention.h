@@ -61,6 +61,8 @@ const AttendKernels& ActiveAttendKernels();
 #if defined(__x86_64__)
 extern const AttendKernels kAttendAvx2;
 extern const AttendKernels kAttendAvx512;
+#elif defined(__aarch64__)
+extern const AttendKernels kAttendNeon;
 #endif
 
 // exp(x) as the attention computes it.

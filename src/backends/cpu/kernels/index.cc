@@ -128,6 +128,10 @@ void IndexScorer::ScoreFp4(const uint8_t* data, const uint8_t* scales, int num_k
     default:
       break;
   }
+#elif defined(__aarch64__)
+  const CpuIsa isa = ActiveCpuIsa();
+  if (isa == CpuIsa::kNeonBf16) return IndexScoreFp4NeonBf16(view_, data, scales, num_keys, scores);
+  if (isa == CpuIsa::kNeon) return IndexScoreFp4Neon(view_, data, scales, num_keys, scores);
 #endif
   ScoreFp4Scalar(view_, data, scales, num_keys, scores);
 }
@@ -135,6 +139,8 @@ void IndexScorer::ScoreFp4(const uint8_t* data, const uint8_t* scales, int num_k
 void IndexScorer::ScoreFloat(const float* keys, int num_keys, float* scores) const {
 #if defined(__x86_64__)
   if (ActiveCpuIsa() >= CpuIsa::kAvx2) return IndexScoreFloatAvx2(view_, keys, num_keys, scores);
+#elif defined(__aarch64__)
+  if (ActiveCpuIsa() >= CpuIsa::kNeon) return IndexScoreFloatNeon(view_, keys, num_keys, scores);
 #endif
   ScoreFloatScalar(view_, keys, num_keys, scores);
 }

@@ -13,6 +13,10 @@ namespace deepinfer::cpu {
 void IndexScoreFp4Avx2(const IndexScorer::View& q, const uint8_t* data, const uint8_t* scales, int num_keys, float* scores);
 void IndexScoreFp4Avx512(const IndexScorer::View& q, const uint8_t* data, const uint8_t* scales, int num_keys, float* scores);
 void IndexScoreFloatAvx2(const IndexScorer::View& q, const float* keys, int num_keys, float* scores);
+#elif defined(__aarch64__)
+void IndexScoreFp4Neon(const IndexScorer::View& q, const uint8_t* data, const uint8_t* scales, int num_keys, float* scores);
+void IndexScoreFp4NeonBf16(const IndexScorer::View& q, const uint8_t* data, const uint8_t* scales, int num_keys, float* scores);
+void IndexScoreFloatNeon(const IndexScorer::View& q, const float* keys, int num_keys, float* scores);
 #endif
 
 inline constexpr int kMaxIndexHeads = 256;

@@ -127,6 +127,13 @@ TileFn SelectTileFn(WeightFormat format, const PreparedActivations& x) {
     if (format == WeightFormat::kFp4Row32 && x.has_integers()) return TileFp4IntegerAvx2;
     kernels = &kMatMulAvx2;
   }
+#elif defined(__aarch64__)
+  const CpuIsa isa = ActiveCpuIsa();
+  if (isa == CpuIsa::kNeonBf16 && x.has_pairs() && format != WeightFormat::kF32) {
+    kernels = &kMatMulNeonBf16;
+  } else if (isa >= CpuIsa::kNeon) {
+    kernels = &kMatMulNeon;
+  }
 #else
   (void)x;
 #endif
@@ -252,11 +259,11 @@ void PreparedActivations::Resize(int64_t num_rows, int64_t cols, ActivationForm 
   cols_ = cols;
   num_groups_ = CeilDiv(cols, kGroupK);
   form_ = form;
-  has_pairs_ = is_bf16() && ActiveCpuIsa() == CpuIsa::kAvx512;
+  has_pairs_ = is_bf16() && (ActiveCpuIsa() == CpuIsa::kAvx512 || ActiveCpuIsa() == CpuIsa::kNeonBf16);
   const int64_t elements = num_groups_ * num_rows_ * kGroupK;
   values_.EnsureCapacity(elements * static_cast<int64_t>(sizeof(float)));
   if (has_pairs_) pairs_.EnsureCapacity(elements * 2);
-  uses_avx2_ = ActiveCpuIsa() >= CpuIsa::kAvx2;
+  has_own_quantiser_ = ActiveCpuIsa() >= CpuIsa::kAvx2;
   has_integers_ = form_ == ActivationForm::kFp8 && ActiveCpuIsa() == CpuIsa::kAvx2;
   if (has_integers_) {
     const int64_t blocks = num_groups_ * num_rows_;
@@ -268,10 +275,12 @@ void PreparedActivations::Resize(int64_t num_rows, int64_t cols, ActivationForm 
 void PreparedActivations::StoreGroup(int64_t row, int64_t group, const float* x) {
   const int64_t slot = group * num_rows_ + row;
   float* out = reinterpret_cast<float*>(values_.data()) + slot * kGroupK;
-  if (form_ == ActivationForm::kFp8 && uses_avx2_) {
+  if (form_ == ActivationForm::kFp8 && has_own_quantiser_) {
 #if defined(__x86_64__)
     QuantizeFp8GroupAvx2(x, out, has_integers_ ? reinterpret_cast<IntegerBlock*>(integers_.data()) + slot : nullptr,
                          has_integers_ ? reinterpret_cast<IntegerBlockInfo*>(integer_info_.data()) + slot : nullptr);
+#elif defined(__aarch64__)
+    QuantizeFp8GroupNeon(x, out);
 #endif
   } else if (form_ == ActivationForm::kFp8) {
     float amax = 1e-4f;

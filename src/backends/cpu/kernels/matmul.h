@@ -130,7 +130,7 @@ class PreparedActivations {
   ActivationForm form_ = ActivationForm::kFloat32;
   bool has_pairs_ = false;
   bool has_integers_ = false;
-  bool uses_avx2_ = false;
+  bool has_own_quantiser_ = false;  // of the instruction set
   AlignedBuffer values_;
   AlignedBuffer pairs_;
   AlignedBuffer integers_;

@@ -58,6 +58,11 @@ void QuantizeFp8GroupAvx2(const float* x, float* out, IntegerBlock* block, Integ
 void TileFp4IntegerAvx2(const TileTask& task);
 // Needs task.pairs (f32 excepted, which takes values).
 extern const MatMulKernels kMatMulAvx512;
+#elif defined(__aarch64__)
+extern const MatMulKernels kMatMulNeon;
+void QuantizeFp8GroupNeon(const float* x, float* out);
+// Needs task.pairs; f32 is null.
+extern const MatMulKernels kMatMulNeonBf16;
 #endif
 
 }  // namespace deepinfer::cpu
