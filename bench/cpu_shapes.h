@@ -83,7 +83,11 @@ struct Bench {
   int64_t sweep_pos = 0;
   std::vector<uint64_t> sums;
 
-  explicit Bench(int threads) : pool(threads), sweep_memory(kWorkingSetBytes), sums(kPairBytes / kTile) { FillRandom(sweep_memory); }
+  explicit Bench(int threads, bool with_sweep = true) : pool(threads), sums(kPairBytes / kTile) {
+    if (!with_sweep) return;
+    sweep_memory.Allocate(kWorkingSetBytes);
+    FillRandom(sweep_memory);
+  }
 
   // Bytes per second.
   double Sweep() {
@@ -176,18 +180,20 @@ class MatMulShape {
   size_t next_ = 0;
 };
 
-// A whole expert layer of `num_experts` of the released shape, 6 a token; routing uniform or Zipf.
+// A whole expert layer of `num_experts`, 6 a token, of the released widths unless given; routing uniform or Zipf.
 class MoeShape {
  public:
   static constexpr int kChosen = 6, kRoutings = 8;
 
-  MoeShape(Bench& bench, int64_t m, int num_experts, bool zipf, bool with_shared) : bench_(bench), m_(m), has_shared_(with_shared) {
+  MoeShape(Bench& bench, int64_t m, int num_experts, bool zipf, bool with_shared, int64_t hidden = kHidden,
+           int64_t width = kExpertWidth)
+      : bench_(bench), m_(m), hidden_(hidden), width_(width), has_shared_(with_shared) {
     using cpu::WeightFormat;
-    const Weights up(WeightFormat::kFp4Row32, kExpertWidth, kHidden), down(WeightFormat::kFp4Row32, kHidden, kExpertWidth);
+    const Weights up(WeightFormat::kFp4Row32, width, hidden), down(WeightFormat::kFp4Row32, hidden, width);
     packed_.reserve(static_cast<size_t>(2 * num_experts + 2));
     for (int e = 0; e < num_experts; ++e) experts_.push_back(Pack(up, down));
     if (with_shared) {
-      const Weights shared_up(WeightFormat::kFp8Tile32, kExpertWidth, kHidden), shared_down(WeightFormat::kFp8Tile32, kHidden, kExpertWidth);
+      const Weights shared_up(WeightFormat::kFp8Tile32, width, hidden), shared_down(WeightFormat::kFp8Tile32, hidden, width);
       shared_ = Pack(shared_up, shared_down);
       bytes_ += static_cast<double>(shared_.gate_up->bytes() + shared_.down->bytes());
     }
@@ -211,7 +217,7 @@ class MoeShape {
       }
       routings_.push_back(std::move(chosen));
     }
-    x_ = Input(m * kHidden);
+    x_ = Input(m * hidden);
     out_.resize(x_.size());
     weights_.assign(static_cast<size_t>(m * kChosen), 0.25f);
     args_.x = &prepared_;
@@ -222,18 +228,18 @@ class MoeShape {
     args_.swiglu_limit = 10;
     args_.round_bf16 = true;
     args_.out = out_.data();
-    args_.ldo = kHidden;
+    args_.ldo = hidden;
   }
   MoeShape(const MoeShape&) = delete;
   MoeShape& operator=(const MoeShape&) = delete;
 
   double bytes() const { return bytes_; }  // of one run, the mean over the routings
-  double flops() const { return 2.0 * static_cast<double>(m_ * (kChosen + (has_shared_ ? 1 : 0)) * 3 * kHidden * kExpertWidth); }
+  double flops() const { return 2.0 * static_cast<double>(m_ * (kChosen + (has_shared_ ? 1 : 0)) * 3 * hidden_ * width_); }
   const std::vector<int32_t>& routing(int i) const { return routings_[static_cast<size_t>(i % kRoutings)]; }
 
   void Run() {
     args_.chosen = routing(next_++ % kRoutings).data();
-    prepared_.Prepare(bench_.pool, x_.data(), m_, kHidden, kHidden, cpu::ActivationForm::kFp8);
+    prepared_.Prepare(bench_.pool, x_.data(), m_, hidden_, hidden_, cpu::ActivationForm::kFp8);
     moe_.Run(bench_.pool, args_);
   }
 
@@ -246,7 +252,7 @@ class MoeShape {
   }
 
   Bench& bench_;
-  int64_t m_;
+  int64_t m_, hidden_, width_;
   bool has_shared_;
   double bytes_ = 0;
   int next_ = 0;
