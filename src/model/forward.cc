@@ -158,6 +158,13 @@ void Model::Impl::EngramRows(std::span<const Piece> pieces) {
     for (size_t t = 0; t < tables; ++t)
       for (size_t c = 0; c < columns; ++c)
         host_engram[(t * rows + i) * columns + c] = static_cast<int32_t>(host_engram_rows[(i * tables + t) * columns + c]);
+  if (engram_reader != nullptr) {
+    // Reads of all tables begin here; the layers wait for theirs.
+    for (size_t t = 0; t < tables; ++t) {
+      int32_t* const of_table = host_engram.data() + t * rows * columns;
+      engram_reader->Begin(static_cast<int>(t), {of_table, rows * columns}, of_table);
+    }
+  }
   device->Upload(ws.engram_rows.data(), host_engram.data(), static_cast<int64_t>(host_engram.size() * sizeof(int32_t)));
 }
 
@@ -521,7 +528,12 @@ Status Model::Impl::RunStep(std::span<const Piece> pieces, TraceSink* sink) {
     if (const int e = config.engram_index(layer); e >= 0) {
       const int64_t width = int64_t{columns} * config.engram_head_dim;
       const Act found = ActOf(ws.engram_e, width), kv = ActOf(ws.engram_kv, (m + 1) * h);
-      device->GatherRows(arithmetic, *w.engram_table, ws.engram_rows.as<int32_t>() + int64_t{e} * t * columns, t, columns,
+      const device::Table* table = w.engram_table.get();
+      if (engram_reader != nullptr) {
+        DI_RETURN_IF_ERROR(engram_reader->Wait(e));
+        table = engram_fetched[static_cast<size_t>(e)].get();
+      }
+      device->GatherRows(arithmetic, *table, ws.engram_rows.as<int32_t>() + int64_t{e} * t * columns, t, columns,
                          config.engram_head_dim, found);
       device->Prepare(arithmetic, found, t, width, InputKind::kQuantized, *quantized);
       device->MatMul(arithmetic, *w.engram_kv, *quantized, kv);

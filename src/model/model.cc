@@ -56,6 +56,16 @@ Status Model::Impl::Init() {
   }
   DI_ASSIGN_OR_RETURN(weights, ModelWeights::Load(*checkpoint, config, *device, has_draft, options.progress));
   DI_RETURN_IF_ERROR(checkpoint->CheckMapped());
+  if (hasher.has_value() && options.engram_io != EngramIo::kMmap) {
+    if (options.reader == nullptr) return InvalidArgument("LoadOptions::engram_io needs a reader", "reader");
+    EngramReadOptions read;
+    read.direct = options.engram_io == EngramIo::kDirect;
+    read.reader = options.reader;
+    DI_ASSIGN_OR_RETURN(engram_reader, EngramReader::Create(*checkpoint, config, max_step_rows * config.engram_num_columns(), read));
+    for (int e = 0; e < hasher->num_tables(); ++e) {
+      DI_ASSIGN_OR_RETURN(engram_fetched.emplace_back(), device->CreateTable(engram_reader->View(e)));
+    }
+  }
 
   const int max_backtracking = std::max(6, config.dspark_block_size + 1);
   if (options.decoder_replay != DecoderReplay::kOff) {

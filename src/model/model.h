@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "core/async_reader.h"
 #include "core/status.h"
 #include "core/threads.h"
 #include "model/checkpoint.h"
@@ -27,6 +28,8 @@ namespace deepinfer::model {
 // Decoder replay (model.md 10): for prompt tokens other than the last ones the consumer half (layers from the first ratio 1
 // on) only has to project its compressed keys. kCompact drops those rows there; kMask computes them and hides their window
 // keys (same numbers on the rows that count, for tests); kOff computes everything.
+enum class EngramIo { kMmap, kRead, kDirect };
+
 enum class DecoderReplay { kOff, kMask, kCompact };
 
 struct LoadOptions {
@@ -39,6 +42,10 @@ struct LoadOptions {
   DecoderReplay decoder_replay = DecoderReplay::kOff;
   int64_t replay_keep_tokens = 0;    // prompt tokens that run through all layers; 0 = W + max_backtracking + 6
   int64_t max_step_rows = 0;         // rows of one internal step (longer chunks are split); 0 = the built-in choice
+  // How rows of the n-gram tables are read: through the mapping of their files, by batched reads, or by batched reads past the
+  // page cache. The latter two need `reader`.
+  EngramIo engram_io = EngramIo::kMmap;
+  std::shared_ptr<AsyncReader> reader;
   std::vector<int32_t> compressed_vocab;  // Engram token map, from text::Tokenizer::BuildCompressedVocab().map
   // (bytes done, bytes total); called from the loading thread.
   std::function<void(int64_t, int64_t)> progress;

@@ -12,6 +12,7 @@
 #include "device/device.h"
 #include "model/cache.h"
 #include "model/engram_hash.h"
+#include "model/engram_reader.h"
 #include "model/model.h"
 #include "model/sequence.h"
 #include "model/stage_clock.h"
@@ -79,6 +80,8 @@ struct Model::Impl {
   std::unique_ptr<BlockPool> pool;
   device::Buffer inverse_plain, inverse_yarn;
   std::optional<EngramHasher> hasher;
+  std::unique_ptr<EngramReader> engram_reader;  // null: rows come from the mapped tables
+  std::vector<std::unique_ptr<device::Table>> engram_fetched;  // its rows, by table
 
   Workspace ws;
   std::unique_ptr<device::Input> quantized, plain, attended, low, index_input;
