@@ -437,6 +437,7 @@ void BindParams(nb::module_& m) {
       .def_rw("numerics", &EngineOptions::numerics)
       .def_rw("cpu_isa", &EngineOptions::cpu_isa)
       .def_rw("cpu_pinning", &EngineOptions::cpu_pinning)
+      .def_rw("engram_io", &EngineOptions::engram_io)
       .def_rw("load_format", &EngineOptions::load_format)
       .def_rw("num_threads", &EngineOptions::num_threads)
       .def_rw("max_model_len", &EngineOptions::max_model_len)

@@ -22,6 +22,7 @@ struct EngineOptions {
   std::string device = "auto";         // auto, cpu, cuda[:N], ascend[:N]
   std::string numerics = "release";    // release, fp32, plain
   std::string cpu_pinning = "auto";    // auto, none, node, core: where compute threads may run
+  std::string engram_io = "auto";      // auto, mmap, read, direct: how rows of the n-gram tables reach memory
   std::string cpu_isa = "auto";        // auto, scalar, avx2, avx512
   std::string load_format = "auto";    // auto; dummy = seeded weights, for measurements
   int num_threads = 0;                 // 0 = one per available core

@@ -52,6 +52,10 @@ std::vector<OptionSpec> MainRows() {
       {.name = "cpu-pinning", .group = "Model", .commands = kRunsModel, .field = DI_FIELD(model.cpu_pinning),
        .help = "where compute threads may run: anywhere (none), on their NUMA node, or on one core each; auto = node where there are several",
        .kind = kChoice, .choices = {"auto", "none", "node", "core"}},
+      {.name = "engram-io", .group = "Model", .commands = kRunsModel, .field = DI_FIELD(model.engram_io),
+       .help = "how rows of the n-gram tables reach memory: mapped files (mmap), batched reads through the page cache (read) or past it "
+               "(direct); auto = mmap where the tables fit into free memory, else read",
+       .kind = kChoice, .choices = {"auto", "mmap", "read", "direct"}},
 
       {.name = "decoder-replay", .group = "Model", .commands = "generate,chat,serve,batch,bench", .field = DI_FIELD(model.decoder_replay),
        .help = "run the layers behind the last key source on the end of a prompt only: off, mask (all rows, narrowed windows) or "

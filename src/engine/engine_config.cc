@@ -35,6 +35,7 @@ void ApplyConfig(const Config& config, Defaults defaults, EngineOptions& options
   options.numerics = model.numerics;
   options.cpu_isa = model.cpu_isa;
   options.cpu_pinning = model.cpu_pinning;
+  options.engram_io = model.engram_io;
   options.load_format = model.load_format;
   options.num_threads = static_cast<int>(model.threads);
   if (model.max_model_len > 0) options.max_model_len = model.max_model_len;

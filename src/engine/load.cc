@@ -28,6 +28,7 @@
 #include "hub/model_locator.h"
 #include "model/cache.h"
 #include "model/checkpoint.h"
+#include "model/engram_reader.h"
 #include "model/flops.h"
 #include "model/memory_estimate.h"
 
@@ -61,6 +62,17 @@ std::array<uint8_t, 32> RandomBytes() {
 
 // What the keys of cached prefixes depend on. The weights' digest takes long to compute: a random one keeps the keys of
 // this process apart from all others, and nothing is stored.
+// Tables that do not fit beside the weights are read row by row instead of faulted in.
+Status ChooseEngramIo(const LoadOptions& options, const model::ModelConfig& config, model::LoadOptions& load) {
+  model::MemoryPlan plan;
+  plan.with_draft = load.with_draft;
+  const model::MemoryNeed need = model::EstimateMemory(config, plan);
+  DI_ASSIGN_OR_RETURN(load.engram_io, model::ParseEngramIo(options.engram_io, need.mapped_bytes, ReadMemoryInfo().available_bytes - need.total()));
+  if (load.engram_io == model::EngramIo::kMmap || load.reader != nullptr) return Status::Ok();
+  DI_ASSIGN_OR_RETURN(load.reader, AsyncReader::Create({}));
+  return Status::Ok();
+}
+
 Result<CacheFingerprint> MakeFingerprint(const LoadOptions& options, model::Numerics numerics, const std::string& model_dir,
                                          const model::ModelConfig& config) {
   CacheFingerprint print;
@@ -322,6 +334,7 @@ Result<std::unique_ptr<Engine>> LoadEngine(LoadOptions options) {
   load.replay_keep_tokens = options.decoder_replay_keep;
   if (!parts.config.engram_layer_ids.empty()) {
     load.compressed_vocab = std::move(parts.tokenizer->BuildCompressedVocab().map);
+    if (!is_dummy) DI_RETURN_IF_ERROR(ChooseEngramIo(options, parts.config, load));
   }
   DI_ASSIGN_OR_RETURN(parts.model,
                       model::Model::Load(std::move(checkpoint), parts.config, parts.device, std::move(load)));

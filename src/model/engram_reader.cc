@@ -44,6 +44,14 @@ Status Locate(const Checkpoint& checkpoint, const std::string& name, bool direct
 
 }  // namespace
 
+Result<EngramIo> ParseEngramIo(std::string_view name, int64_t table_bytes, int64_t free_bytes) {
+  if (name == "mmap") return EngramIo::kMmap;
+  if (name == "read") return EngramIo::kRead;
+  if (name == "direct") return EngramIo::kDirect;
+  if (name == "auto" || name.empty()) return table_bytes <= free_bytes ? EngramIo::kMmap : EngramIo::kRead;
+  return InvalidArgument(fmt::format("engram-io must be auto, mmap, read or direct, got \"{}\"", name), "engram_io");
+}
+
 Result<std::unique_ptr<EngramReader>> EngramReader::Create(const Checkpoint& checkpoint, const ModelConfig& config,
                                                            int64_t max_rows, EngramReadOptions options) {
   std::unique_ptr<EngramReader> reader(new EngramReader());

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "core/async_reader.h"
@@ -18,6 +19,7 @@
 #include "device/device.h"
 #include "model/checkpoint.h"
 #include "model/config.h"
+#include "model/model.h"
 
 namespace deepinfer::model {
 
@@ -26,6 +28,9 @@ struct EngramReadOptions {
   int64_t cache_bytes = int64_t{64} << 20;    // of rows kept from step to step, all tables together
   std::shared_ptr<AsyncReader> reader;
 };
+
+// "mmap", "read", "direct", or "auto": mmap when `table_bytes` fit into `free_bytes`, else read.
+Result<EngramIo> ParseEngramIo(std::string_view name, int64_t table_bytes, int64_t free_bytes);
 
 struct EngramReadCounts {
   int64_t rows = 0;        // asked for
