@@ -107,9 +107,13 @@ TEST(EngramReader, FetchesEachRowOnceAndKeepsIt) {
         if (direct) continue;
         EXPECT_EQ(slots, (std::vector<int32_t>{0, 1, 2, 0, 1, 3}));
         EXPECT_EQ(reader->counts().unique, 4 * (round + 1));
-        if (cache_bytes == 0) EXPECT_EQ(reader->counts().cache_hits, 0);
+        if (cache_bytes == 0) {
+          EXPECT_EQ(reader->counts().cache_hits, 0);
+        }
       }
-      if (cache_bytes > 100000) EXPECT_GT(reader->counts().cache_hits, 0);
+      if (cache_bytes > 100000) {
+        EXPECT_GT(reader->counts().cache_hits, 0);
+      }
     }
   }
 }
@@ -136,7 +140,9 @@ TEST(MappedCheckpoint, AFileThatIsTruncatedInUseEndsTheStep) {
   const auto sequence = NewSequence(*model);
   ASSERT_TRUE(Step(*model, *sequence, {1, 2, 3}).ok());
   for (const auto& entry : std::filesystem::directory_iterator(dir.path() + "/nano"))
-    if (entry.path().extension() == ".safetensors") ASSERT_EQ(::truncate(entry.path().c_str(), 4096), 0);
+    if (entry.path().extension() == ".safetensors") {
+      ASSERT_EQ(::truncate(entry.path().c_str(), 4096), 0);
+    }
   const Status status = Step(*model, *sequence, SomeIds(60, 4)).status();
   EXPECT_EQ(status.code(), StatusCode::kBadModel);
   EXPECT_THAT(status.message(), HasSubstr("became shorter or unreadable while it was in use"));
