@@ -15,6 +15,7 @@
 
 #include "backends/cpu/kernels/attention.h"
 #include "backends/cpu/kernels/index.h"
+#include "backends/cpu/kernels/matmul_tile.h"
 #include "backends/registry.h"
 #include "bench/cpu_shapes.h"
 #include "bench/paired.h"
@@ -403,6 +404,10 @@ int main(int argc, char** argv) {
         return 2;
       }
       SetCpuIsa(*isa);
+    } else if (arg.starts_with("--prefetch=")) {
+      cpu::SetPrefetchBytes(std::atoi(argv[i] + 11));
+    } else if (arg.starts_with("--item-bytes=")) {
+      cpu::SetItemBytes(std::atoi(argv[i] + 13));
     } else if (arg.starts_with("--jsonl=")) {
       record_path = arg.substr(8);
     } else if (arg.starts_with("--pairs=")) {

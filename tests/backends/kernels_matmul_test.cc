@@ -285,6 +285,26 @@ TEST(MatMul, SmallQuantisedInputsCount) {
   }
 }
 
+// Exact sums per group: FP4 weights with quantised inputs give the same bits on every level above scalar.
+TEST(MatMul, Fp4BitsDoNotDependOnTheLevel) {
+  const Stored w = MakeStored(WeightFormat::kFp4Row32, 64, 352, 19);
+  std::vector<float> x = RandomInput(20, 352, 4, true);
+  for (size_t i = 0; i < x.size(); ++i) {
+    if (i / 32 % 3 == 1) x[i] = RoundToBf16(std::ldexp(x[i], -static_cast<int>(i % 18)));
+  }
+  ThreadPool pool(1);
+  for (int64_t m : {1, 2, 3, 4, 7, 20}) {
+    std::vector<float> expected;
+    for (CpuIsa level : SupportedCpuIsas()) {
+      if (level < CpuIsa::kAvx2) continue;
+      const ScopedCpuIsa isa(level);
+      const std::vector<float> y = Multiply(pool, w, x, m, ActivationForm::kFp8);
+      if (expected.empty()) expected = y;
+      ASSERT_EQ(std::memcmp(y.data(), expected.data(), y.size() * sizeof(float)), 0) << CpuIsaName(level) << " M " << m;
+    }
+  }
+}
+
 // Blocks of zeros, of very small and of very large inputs: few and many inputs give the same finite bits.
 TEST(MatMul, InputsOfAnyMagnitude) {
   constexpr int64_t kCols = 32 * 7;

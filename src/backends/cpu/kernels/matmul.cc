@@ -2,15 +2,14 @@
 //
 // Packing, preparation of inputs and the driver that cuts a product into tiles.
 //
-// Packed layout. A tile is 32 output rows; inside it, K ascends in groups of 32 and each group in steps of 128 bytes that
-// hold all 32 rows: 8 inputs (FP4), 4 (FP8), 2 (BF16) or 1 (F32). A step is eight units of 16 bytes, unit u = rows 4u..4u+3,
-// so that one 128-bit lane of any vector width holds four rows and lane order is row order. Inside a unit (row r, k):
-//   FP4   byte (k/2 % 2) * 8 + r * 2 + k % 2, low nibble for k < 4, high nibble for k >= 4
-//   FP8   byte (k/2) * 8 + r * 2 + k % 2
-//   BF16  16-bit word r * 2 + k
-//   F32   32-bit word r
-// With a byte table lookup that gives the low and the high byte of a bf16 value, an in-lane byte unpack of the two then
-// yields dwords of (k, k+1) pairs with one row per dword: what a bf16 dot product and a shift to float32 both want.
+// Packed layout, one for all instruction sets. A tile is 32 output rows; inside it, K ascends in groups of 32 and each group
+// in steps of 128 bytes that hold all 32 rows: 8 inputs (FP4), 4 (FP8), 2 (BF16) or 1 (F32). Dword r of a step belongs to
+// row r. Its two 16-bit halves are the two inputs of a pair (k, k + 1), k in the low half:
+//   FP4   byte 0 = k0 | k4 << 4, byte 1 = k2 | k6 << 4, byte 2 = k1 | k5 << 4, byte 3 = k3 | k7 << 4
+//   FP8   bytes k0, k2, k1, k3
+//   BF16  words k0, k1
+// so a shift of 16-bit words by 0, 8 (and 4, 12) brings pair after pair to the low bits of both halves, where a word lookup
+// or a few shifts decode it in place: no unpacking, one row per dword all along (docs/internals/kernels.md).
 #include "backends/cpu/kernels/matmul.h"
 
 #include <algorithm>
@@ -27,9 +26,9 @@ namespace deepinfer::cpu {
 namespace {
 
 // About 5 KiB ahead of the weight stream: measured best on the machines of docs/benchmarks.
-constexpr int64_t kPrefetchBytes = 5120;
+int64_t g_prefetch_bytes = 5120;
 // Smallest piece of weights worth a trip to the tile counter of the thread pool.
-constexpr int64_t kMinItemBytes = 16 * 1024;
+int64_t g_item_bytes = 16 * 1024;
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -44,6 +43,9 @@ int64_t GroupScaleBytes(WeightFormat format) {
   }
 }
 
+// Byte of a row's dword that holds input k of FP4 (its low or high nibble) and FP8.
+constexpr int64_t PackedByte(int64_t k) { return (k % 4) / 2 + (k & 1) * 2; }
+
 // Packs rows [row0, row0 + rows) of `source` into one tile.
 void PackTile(const MatrixSource& source, int64_t row0, int rows, int64_t num_groups, uint8_t* weights, uint8_t* scales) {
   const int64_t cols = source.cols;
@@ -54,22 +56,21 @@ void PackTile(const MatrixSource& source, int64_t row0, int rows, int64_t num_gr
       const int64_t scale_cols = CeilDiv(cols, kGroupK);
       for (int r = 0; r < rows; ++r) {
         const uint8_t* in = data + (row0 + r) * row_bytes;
-        uint8_t* unit = weights + (r / 4) * 16 + (r % 4) * 2;
+        uint8_t* dword = weights + r * 4;
         // Four stored bytes = 8 inputs: bytes hold (k0 k1) (k2 k3) (k4 k5) (k6 k7), low nibble first.
         const int64_t full_steps = row_bytes / 4;
         for (int64_t step = 0; step < full_steps; ++step) {
           const uint8_t b0 = in[step * 4], b1 = in[step * 4 + 1], b2 = in[step * 4 + 2], b3 = in[step * 4 + 3];
-          uint8_t* out = unit + step * 128;
+          uint8_t* out = dword + step * 128;
           out[0] = static_cast<uint8_t>((b0 & 15) | (b2 << 4));
-          out[1] = static_cast<uint8_t>((b0 >> 4) | (b2 & 0xf0));
-          out[8] = static_cast<uint8_t>((b1 & 15) | (b3 << 4));
-          out[9] = static_cast<uint8_t>((b1 >> 4) | (b3 & 0xf0));
+          out[1] = static_cast<uint8_t>((b1 & 15) | (b3 << 4));
+          out[2] = static_cast<uint8_t>((b0 >> 4) | (b2 & 0xf0));
+          out[3] = static_cast<uint8_t>((b1 >> 4) | (b3 & 0xf0));
         }
         for (int64_t k = full_steps * 8; k < cols; ++k) {
-          const int pair = static_cast<int>(k % 8) / 2;
           const int code = (k & 1) ? in[k / 2] >> 4 : in[k / 2] & 15;
-          uint8_t& out = unit[(k / 8) * 128 + (pair & 1) * 8 + (k & 1)];
-          out = static_cast<uint8_t>(out | (pair < 2 ? code : code << 4));
+          uint8_t& out = dword[(k / 8) * 128 + PackedByte(k)];
+          out = static_cast<uint8_t>(out | (k % 8 < 4 ? code : code << 4));
         }
         for (int64_t g = 0; g < scale_cols; ++g) scales[g * kTileRows + r] = source.scale[(row0 + r) * scale_cols + g];
       }
@@ -79,13 +80,14 @@ void PackTile(const MatrixSource& source, int64_t row0, int rows, int64_t num_gr
       const auto* data = static_cast<const uint8_t*>(source.data);
       for (int r = 0; r < rows; ++r) {
         const uint8_t* in = data + (row0 + r) * cols;
-        uint8_t* unit = weights + (r / 4) * 16 + (r % 4) * 2;
+        uint8_t* dword = weights + r * 4;
         const int64_t full_steps = cols / 4;
         for (int64_t step = 0; step < full_steps; ++step) {
-          std::memcpy(unit + step * 128, in + step * 4, 2);
-          std::memcpy(unit + step * 128 + 8, in + step * 4 + 2, 2);
+          const uint8_t* k = in + step * 4;
+          const uint8_t packed[4] = {k[0], k[2], k[1], k[3]};
+          std::memcpy(dword + step * 128, packed, 4);
         }
-        for (int64_t k = full_steps * 4; k < cols; ++k) unit[(k / 4) * 128 + ((k % 4) / 2) * 8 + (k & 1)] = in[k];
+        for (int64_t k = full_steps * 4; k < cols; ++k) dword[(k / 4) * 128 + PackedByte(k)] = in[k];
       }
       const int64_t scale_cols = CeilDiv(cols, kGroupK);
       auto* out = reinterpret_cast<float*>(scales);
@@ -117,14 +119,19 @@ void PackTile(const MatrixSource& source, int64_t row0, int rows, int64_t num_gr
 
 }  // namespace
 
+void SetPrefetchBytes(int64_t bytes) { g_prefetch_bytes = bytes; }
+void SetItemBytes(int64_t bytes) { g_item_bytes = bytes; }
+
 TileFn SelectTileFn(WeightFormat format, const PreparedActivations& x) {
   const MatMulKernels* kernels = &kMatMulScalar;
 #if defined(__x86_64__)
   const CpuIsa isa = ActiveCpuIsa();
-  if (isa == CpuIsa::kAvx512 && (x.has_pairs() || format == WeightFormat::kF32)) {
+  if (format == WeightFormat::kFp4Row32 && x.has_integers()) {
+    return isa >= CpuIsa::kAvx512 ? TileFp4IntegerAvx512 : TileFp4IntegerAvx2;
+  }
+  if (isa >= CpuIsa::kAvx512 && (x.has_pairs() || format == WeightFormat::kF32)) {
     kernels = &kMatMulAvx512;
   } else if (isa >= CpuIsa::kAvx2) {
-    if (format == WeightFormat::kFp4Row32 && x.has_integers()) return TileFp4IntegerAvx2;
     kernels = &kMatMulAvx2;
   }
 #elif defined(__aarch64__)
@@ -236,13 +243,12 @@ float PackedMatrix::At(int64_t row, int64_t col) const {
     const uint8_t* g = tile_weights(i) + group * PackedGroupBytes(format_);
     switch (format_) {
       case WeightFormat::kFp4Row32: {
-        const int64_t pair = (k % 8) / 2;
-        const uint8_t byte = g[(k / 8) * 128 + (r / 4) * 16 + (pair & 1) * 8 + (r % 4) * 2 + (k & 1)];
-        return E2M1ToFloat(static_cast<uint8_t>(pair < 2 ? byte & 15 : byte >> 4)) *
+        const uint8_t byte = g[(k / 8) * 128 + r * 4 + PackedByte(k)];
+        return E2M1ToFloat(static_cast<uint8_t>(k % 8 < 4 ? byte & 15 : byte >> 4)) *
                E8M0ToFloat(tile_scales(i)[group * kTileRows + r]);
       }
       case WeightFormat::kFp8Tile32:
-        return E4M3ToFloat(g[(k / 4) * 128 + (r / 4) * 16 + ((k % 4) / 2) * 8 + (r % 4) * 2 + (k & 1)]) *
+        return E4M3ToFloat(g[(k / 4) * 128 + r * 4 + PackedByte(k)]) *
                reinterpret_cast<const float*>(tile_scales(i))[group];
       case WeightFormat::kBf16:
         return Bf16ToFloat(reinterpret_cast<const uint16_t*>(g)[(k / 2) * 64 + r * 2 + (k & 1)]);
@@ -259,12 +265,12 @@ void PreparedActivations::Resize(int64_t num_rows, int64_t cols, ActivationForm 
   cols_ = cols;
   num_groups_ = CeilDiv(cols, kGroupK);
   form_ = form;
-  has_pairs_ = is_bf16() && (ActiveCpuIsa() == CpuIsa::kAvx512 || ActiveCpuIsa() == CpuIsa::kNeonBf16);
+  has_pairs_ = is_bf16() && ActiveCpuIsa() >= CpuIsa::kAvx512;
   const int64_t elements = num_groups_ * num_rows_ * kGroupK;
   values_.EnsureCapacity(elements * static_cast<int64_t>(sizeof(float)));
   if (has_pairs_) pairs_.EnsureCapacity(elements * 2);
-  has_own_quantiser_ = ActiveCpuIsa() >= CpuIsa::kAvx2;
-  has_integers_ = form_ == ActivationForm::kFp8 && ActiveCpuIsa() == CpuIsa::kAvx2;
+  uses_avx2_ = ActiveCpuIsa() >= CpuIsa::kAvx2;
+  has_integers_ = form_ == ActivationForm::kFp8 && uses_avx2_;
   if (has_integers_) {
     const int64_t blocks = num_groups_ * num_rows_;
     integers_.EnsureCapacity(blocks * static_cast<int64_t>(sizeof(IntegerBlock)));
@@ -375,7 +381,7 @@ void RunPackedTile(TileFn fn, const PackedMatrix& w, int64_t tile_idx, const Pre
   task.row_idx = row_idx;
   task.num_m = num_m;
   task.out = out;
-  task.prefetch_bytes = kPrefetchBytes;
+  task.prefetch_bytes = g_prefetch_bytes;
   fn(task);
 }
 
@@ -429,7 +435,7 @@ void MatMul(ThreadPool& pool, const PreparedActivations& x, const PackedMatrix& 
   int64_t tiles_per_item = 1;
   if (t <= 8) {
     const int64_t spread = CeilDiv(tile_end - tile_begin, int64_t{pool.num_threads()} * 4);
-    tiles_per_item = std::clamp<int64_t>(kMinItemBytes / tile_bytes, 1, std::max<int64_t>(spread, 1));
+    tiles_per_item = std::clamp<int64_t>(g_item_bytes / tile_bytes, 1, std::max<int64_t>(spread, 1));
   }
   const int64_t tile_items = CeilDiv(tile_end - tile_begin, tiles_per_item);
   const int64_t m_items = CeilDiv(t, kMaxTileM);

@@ -46,8 +46,9 @@ struct Fp4 {
   }
   template <int kQ>
   DI_INLINE static __m256i Pair(const Opened& o) {
-    if constexpr (kQ == 0) return _mm256_unpacklo_epi8(o.low_bytes, o.high_bytes);
-    return _mm256_unpackhi_epi8(o.low_bytes, o.high_bytes);
+    const __m256i byte = _mm256_set1_epi16(255);
+    if constexpr (kQ == 0) return _mm256_or_si256(_mm256_and_si256(o.low_bytes, byte), _mm256_slli_epi16(o.high_bytes, 8));
+    return _mm256_or_si256(_mm256_srli_epi16(o.low_bytes, 8), _mm256_andnot_si256(byte, o.high_bytes));
   }
   DI_INLINE static __m256 Low(__m256i pair) { return LowHalf(pair); }
   DI_INLINE static __m256 High(__m256i pair) { return HighHalf(pair); }
@@ -69,8 +70,7 @@ struct Fp8 {
   // float32 subnormals.
   template <int kQ>
   DI_INLINE static __m256i Pair(Opened o) {
-    const __m256i zero = _mm256_setzero_si256();
-    const __m256i words = kQ == 0 ? _mm256_unpacklo_epi8(zero, o) : _mm256_unpackhi_epi8(zero, o);
+    const __m256i words = kQ == 0 ? _mm256_slli_epi16(o, 8) : o;
     return _mm256_and_si256(_mm256_srai_epi16(words, 4), _mm256_set1_epi16(static_cast<short>(0x87f0)));
   }
   DI_INLINE static __m256 Low(__m256i pair) { return _mm256_mul_ps(LowHalf(pair), _mm256_set1_ps(0x1p120f)); }
@@ -363,8 +363,8 @@ void ManyInputs(const TileTask& task) {
 }
 
 // ---- FP4 weights, quantised inputs ------------------------------------------------------------------------------------
-// Two thirds of the instructions of the float32 path: codes become bytes 2 w + 12 by one lookup, 16-bit words by an unpack
-// with zero, and pairs of products by a multiply-add of words. 32 * 24 * 28672 fits 32 bits.
+// Two thirds of the instructions of the float32 path: codes become bytes 2 w + 12 by one lookup, 16-bit words by a mask
+// or a shift, and pairs of products by a multiply-add of words. 32 * 24 * 28672 fits 32 bits.
 
 DI_INLINE __m256i WeightBytes(__m256i codes) {
   const __m256i table =
@@ -373,8 +373,8 @@ DI_INLINE __m256i WeightBytes(__m256i codes) {
 }
 template <int kQ>
 DI_INLINE __m256i WeightWords(__m256i bytes) {
-  if constexpr (kQ == 0) return _mm256_unpacklo_epi8(bytes, _mm256_setzero_si256());
-  return _mm256_unpackhi_epi8(bytes, _mm256_setzero_si256());
+  if constexpr (kQ == 0) return _mm256_and_si256(bytes, _mm256_set1_epi16(255));
+  return _mm256_srli_epi16(bytes, 8);
 }
 DI_INLINE __m256i BroadcastPair(const int16_t* pair) {
   int word;
@@ -417,18 +417,38 @@ DI_INLINE void AddIntegerGroup(const uint8_t* p, const int16_t* const* digits, _
   }
 }
 
-// 8 * high + low of one input and eight rows, for the blocks that have low digits.
-__attribute__((noinline)) __m256i WithLowDigits(__m256i high, const uint8_t* p, const IntegerBlock& block, int32_t bias) {
-  __m256i low[1][1] = {{_mm256_set1_epi32(bias)}};
-  const int16_t* digits[1] = {block.low};
-  AddIntegerGroup<1, 1>(p, digits, low, 0);
-  return _mm256_add_epi32(_mm256_slli_epi32(high, 3), low[0][0]);
+// Adds the products of one input's low digits with 32 rows to their own sums.
+__attribute__((noinline)) void AddLowDigits(const uint8_t* group_weights, const uint8_t* scales, int64_t group,
+                                            const IntegerBlock& block, const IntegerBlockInfo& info, float* low_sums) {
+  const __m256 x_scale = _mm256_set1_ps(info.scale * 0.125f);
+  for (int v = 0; v < 4; ++v) {
+    __m256i low[1][1] = {{_mm256_set1_epi32(info.low_bias)}};
+    const int16_t* digits[1] = {block.low};
+    AddIntegerGroup<1, 1>(group_weights + v * 32, digits, low, 0);
+    const __m256 scale = _mm256_mul_ps(GroupScale<Fp4>(scales, group, v), x_scale);
+    float* sum = low_sums + v * 8;
+    _mm256_store_ps(sum, _mm256_fmadd_ps(_mm256_cvtepi32_ps(low[0][0]), scale, _mm256_load_ps(sum)));
+  }
+}
+
+// Adds the low sums to the outputs of inputs that had low digits in any group.
+template <int M>
+DI_INLINE void AddLowSums(const bool* has_low, const float* low_sums, float* out) {
+  for (int m = 0; m < M; ++m) {
+    if (!has_low[m]) continue;
+    for (int i = 0; i < 32; i += 8) {
+      _mm256_store_ps(out + m * 32 + i, _mm256_add_ps(_mm256_load_ps(out + m * 32 + i), _mm256_load_ps(low_sums + m * 32 + i)));
+    }
+  }
 }
 
 template <int M, int kVecs>
 void FewIntegerInputs(const TileTask& task) {
   const int64_t num_groups = task.num_groups;
   float* out = task.out;
+  alignas(32) float low_sums[M * 32];
+  bool has_low[M] = {};
+  for (int i = 0; i < M * 4; ++i) _mm256_store_ps(low_sums + i * 8, _mm256_setzero_ps());
   for (int i = 0; i < M * 4; ++i) _mm256_store_ps(out + i * 8, _mm256_setzero_ps());
   const uint8_t* group_weights = task.weights;
   for (int64_t group = 0; group < num_groups; ++group) {
@@ -448,15 +468,7 @@ void FewIntegerInputs(const TileTask& task) {
       AddIntegerGroup<M, kVecs>(group_weights + v0 * 32, digits, sum, task.prefetch_bytes);
 #pragma GCC unroll 4
       for (int m = 0; m < M; ++m) {
-        const IntegerBlockInfo& info = infos[task.row_idx[m]];
-        float unit = info.scale;
-        if (__builtin_expect(info.has_low, 0)) {
-          unit *= 0.125f;
-          for (int v = 0; v < kVecs; ++v) {
-            sum[m][v] = WithLowDigits(sum[m][v], group_weights + (v0 + v) * 32, blocks[task.row_idx[m]], info.low_bias);
-          }
-        }
-        const __m256 x_scale = _mm256_set1_ps(unit);
+        const __m256 x_scale = _mm256_set1_ps(infos[task.row_idx[m]].scale);
 #pragma GCC unroll 4
         for (int v = 0; v < kVecs; ++v) {
           float* total = out + m * 32 + (v0 + v) * 8;
@@ -465,23 +477,16 @@ void FewIntegerInputs(const TileTask& task) {
         }
       }
     }
+    for (int m = 0; m < M; ++m) {
+      const int32_t row = task.row_idx[m];
+      if (__builtin_expect(infos[row].has_low, 0)) {
+        has_low[m] = true;
+        AddLowDigits(group_weights, task.scales, group, blocks[row], infos[row], low_sums + m * 32);
+      }
+    }
     group_weights += Fp4::kGroupBytes;
   }
-}
-
-// The same for sixteen rows of a panel. Not inlined: it would cost the products their registers.
-__attribute__((noinline)) void AddPanelLowDigits(const uint8_t* panel, const IntegerBlock& block, int32_t bias,
-                                                 __m256i* sums) {
-  __m256i low0 = _mm256_set1_epi32(bias);
-  __m256i low1 = low0;
-  for (int i = 0; i < 16; ++i) {
-    const __m256i x = BroadcastPair(block.low + 2 * i);
-    const auto* w = reinterpret_cast<const __m256i*>(panel + i * 128);
-    low0 = _mm256_add_epi32(low0, _mm256_madd_epi16(_mm256_load_si256(w), x));
-    low1 = _mm256_add_epi32(low1, _mm256_madd_epi16(_mm256_load_si256(w + 1), x));
-  }
-  sums[0] = _mm256_add_epi32(_mm256_slli_epi32(sums[0], 3), low0);
-  sums[1] = _mm256_add_epi32(_mm256_slli_epi32(sums[1], 3), low1);
+  AddLowSums<M>(has_low, low_sums, out);
 }
 
 // kM inputs x 16 rows over one decoded group (panel [16 pairs][32 rows] of words 2 w + 12, rows from `panel` on).
@@ -504,15 +509,7 @@ DI_INLINE void IntegerPanelBlock(const uint8_t* panel, const IntegerBlock* const
   }
 #pragma GCC unroll 8
   for (int m = 0; m < kM; ++m) {
-    float unit = infos[m]->scale;
-    if (__builtin_expect(infos[m]->has_low, 0)) {
-      unit *= 0.125f;
-      __m256i pair[2] = {a[m][0], a[m][1]};
-      AddPanelLowDigits(panel, *blocks[m], infos[m]->low_bias, pair);
-      a[m][0] = pair[0];
-      a[m][1] = pair[1];
-    }
-    const __m256 x_scale = _mm256_set1_ps(unit);
+    const __m256 x_scale = _mm256_set1_ps(infos[m]->scale);
     float* sum = out + m * 32;
     _mm256_store_ps(sum, _mm256_fmadd_ps(_mm256_cvtepi32_ps(a[m][0]), _mm256_mul_ps(scale0, x_scale), _mm256_load_ps(sum)));
     _mm256_store_ps(sum + 8,
@@ -522,7 +519,10 @@ DI_INLINE void IntegerPanelBlock(const uint8_t* panel, const IntegerBlock* const
 
 void ManyIntegerInputs(const TileTask& task) {
   alignas(64) uint8_t panel[16 * 128];
+  alignas(32) float low_sums[kMaxTileM * 32];
+  bool has_low[kMaxTileM] = {};
   float* out = task.out;
+  for (int i = 0; i < task.num_m * 4; ++i) _mm256_store_ps(low_sums + i * 8, _mm256_setzero_ps());
   for (int i = 0; i < task.num_m * 4; ++i) _mm256_store_ps(out + i * 8, _mm256_setzero_ps());
   for (int64_t group = 0; group < task.num_groups; ++group) {
     const uint8_t* group_weights = task.weights + group * Fp4::kGroupBytes;
@@ -577,9 +577,16 @@ void ManyIntegerInputs(const TileTask& task) {
             break;
         }
       }
+      for (int i = 0; i < count; ++i) {
+        if (__builtin_expect(infos[i]->has_low, 0)) {
+          has_low[m + i] = true;
+          AddLowDigits(group_weights, task.scales, group, *blocks[i], *infos[i], low_sums + (m + i) * 32);
+        }
+      }
       m += count;
     }
   }
+  for (int m = 0; m < task.num_m; ++m) AddLowSums<1>(has_low + m, low_sums + m * 32, out + m * 32);
 }
 
 // `Few` is the form of the format that FewInputs takes.

@@ -24,26 +24,19 @@ struct Fp4 {
   static constexpr bool kPerRowScale = true;
   static constexpr bool kPerTileScale = false;
   struct Tables {
-    __m512i low, high;
+    __m512i values;
   };
   DI_INLINE static Tables MakeTables() {
-    return {_mm512_broadcast_i32x4(_mm_setr_epi8(0, 0, -128, -64, 0, 64, -128, -64, 0, 0, -128, -64, 0, 64, -128, -64)),
-            _mm512_broadcast_i32x4(
-                _mm_setr_epi8(0, 0x3f, 0x3f, 0x3f, 0x40, 0x40, 0x40, 0x40, -128, -65, -65, -65, -64, -64, -64, -64))};
+    // The lookup reads five bits of each word, the fifth being a neighbour's: both halves are the same.
+    return {_mm512_broadcast_i64x4(_mm256_setr_epi16(0, 0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040, 0x4080, 0x40c0, -0x8000, -0x4100,
+                                                     -0x4080, -0x4040, -0x4000, -0x3fc0, -0x3f80, -0x3f40))};
   }
   DI_INLINE static void Decode(const Tables& t, const uint8_t* p, __m512i* w) {
-    const __m512i mask = _mm512_set1_epi8(15);
     const __m512i v = _mm512_load_si512(p);
-    const __m512i lo = _mm512_and_si512(v, mask);
-    const __m512i hi = _mm512_and_si512(_mm512_srli_epi16(v, 4), mask);
-    const __m512i lo_l = _mm512_shuffle_epi8(t.low, lo);
-    const __m512i lo_h = _mm512_shuffle_epi8(t.high, lo);
-    const __m512i hi_l = _mm512_shuffle_epi8(t.low, hi);
-    const __m512i hi_h = _mm512_shuffle_epi8(t.high, hi);
-    w[0] = _mm512_unpacklo_epi8(lo_l, lo_h);
-    w[1] = _mm512_unpackhi_epi8(lo_l, lo_h);
-    w[2] = _mm512_unpacklo_epi8(hi_l, hi_h);
-    w[3] = _mm512_unpackhi_epi8(hi_l, hi_h);
+    w[0] = _mm512_permutexvar_epi16(v, t.values);
+    w[1] = _mm512_permutexvar_epi16(_mm512_srli_epi16(v, 8), t.values);
+    w[2] = _mm512_permutexvar_epi16(_mm512_srli_epi16(v, 4), t.values);
+    w[3] = _mm512_permutexvar_epi16(_mm512_srli_epi16(v, 12), t.values);
   }
 };
 
@@ -84,8 +77,10 @@ struct Fp8 {
     __m512i high = _mm512_permutex2var_epi8(t.high0, v, t.high1);
     // high | (v & 0x80)
     high = _mm512_ternarylogic_epi32(high, v, _mm512_set1_epi8(-128), 0xf8);
-    w[0] = _mm512_unpacklo_epi8(low, high);
-    w[1] = _mm512_unpackhi_epi8(low, high);
+    // Bytes 0 and 2 of a dword are the first pair, 1 and 3 the second.
+    const __m512i byte = _mm512_set1_epi16(255);
+    w[0] = _mm512_ternarylogic_epi32(byte, low, _mm512_slli_epi16(high, 8), 0xca);  // byte ? low : high << 8
+    w[1] = _mm512_ternarylogic_epi32(byte, _mm512_srli_epi16(low, 8), high, 0xca);
   }
 };
 

@@ -11,15 +11,16 @@ namespace deepinfer::cpu {
 
 inline constexpr int kMaxTileM = 64;
 
-// Integer form of 32 quantised inputs for FP4 weights (AVX2). An e4m3 value is a multiple of 2^-9 below 2^9, so v = q * 2^9
+// Integer form of 32 quantised inputs for FP4 weights. An e4m3 value is a multiple of 2^-9 below 2^9, so v = q * 2^9
 // is an integer of 18 bits; v = 8 * high + low with high in 16 bits and 0 <= low < 8. Only values below 1/2000 of a block's
-// largest have low bits, so most blocks need the high parts alone. Sums over a block are exact whatever their order.
+// largest have low bits, so most blocks need the high parts alone. Sums over a block are exact whatever their order: at most
+// 12 * 32 * 28672 < 2^24 in units of high * (2 w), so float32 arithmetic of the high parts is exact as well.
 struct IntegerBlock {
   int16_t high[32];
   int16_t low[32];
 };
 struct IntegerBlockInfo {
-  int32_t high_bias;  // -12 * sum(high): weights are stored as 2 w + 12 >= 0 before the products
+  int32_t high_bias;  // -12 * sum(high): AVX2 takes weights as 2 w + 12 >= 0
   int32_t low_bias;
   int32_t has_low;
   float scale;        // value of one unit of high * (2 w)
@@ -54,8 +55,9 @@ extern const MatMulKernels kMatMulScalar;
 extern const MatMulKernels kMatMulAvx2;
 // Quantises 32 inputs like PreparedActivations::StoreGroup; block and info may be null.
 void QuantizeFp8GroupAvx2(const float* x, float* out, IntegerBlock* block, IntegerBlockInfo* info);
-// FP4 weights with integer inputs: needs task.integers.
+// FP4 weights with integer inputs: need task.integers. Both give the same bits.
 void TileFp4IntegerAvx2(const TileTask& task);
+void TileFp4IntegerAvx512(const TileTask& task);
 // Needs task.pairs (f32 excepted, which takes values).
 extern const MatMulKernels kMatMulAvx512;
 #elif defined(__aarch64__)

@@ -14,9 +14,8 @@ namespace {
 void DecodeFp4(const uint8_t* group, float* w) {
   for (int row = 0; row < kTileRows; ++row) {
     for (int k = 0; k < kGroupK; ++k) {
-      const int pair = (k % 8) / 2;
-      const uint8_t byte = group[(k / 8) * 128 + (row / 4) * 16 + (pair & 1) * 8 + (row % 4) * 2 + (k & 1)];
-      w[row * kGroupK + k] = E2M1ToFloat(static_cast<uint8_t>(pair < 2 ? byte & 15 : byte >> 4));
+      const uint8_t byte = group[(k / 8) * 128 + row * 4 + (k % 4) / 2 + (k & 1) * 2];
+      w[row * kGroupK + k] = E2M1ToFloat(static_cast<uint8_t>(k % 8 < 4 ? byte & 15 : byte >> 4));
     }
   }
 }
@@ -24,8 +23,7 @@ void DecodeFp4(const uint8_t* group, float* w) {
 void DecodeFp8(const uint8_t* group, float* w) {
   for (int row = 0; row < kTileRows; ++row) {
     for (int k = 0; k < kGroupK; ++k) {
-      w[row * kGroupK + k] =
-          E4M3ToFloat(group[(k / 4) * 128 + (row / 4) * 16 + ((k % 4) / 2) * 8 + (row % 4) * 2 + (k & 1)]);
+      w[row * kGroupK + k] = E4M3ToFloat(group[(k / 4) * 128 + row * 4 + (k % 4) / 2 + (k & 1) * 2]);
     }
   }
 }

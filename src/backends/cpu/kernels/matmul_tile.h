@@ -15,6 +15,10 @@ TileFn SelectTileFn(WeightFormat format, const PreparedActivations& x);
 void RunPackedTile(TileFn fn, const PackedMatrix& w, int64_t tile_idx, const PreparedActivations& x, int64_t first_group,
                    const int32_t* row_idx, int num_m, float* out);
 
+// For measurements: how far ahead of a weight stream to prefetch, and the least bytes of weights per item.
+void SetPrefetchBytes(int64_t bytes);
+void SetItemBytes(int64_t bytes);
+
 // Rounds n values to bf16 in place.
 void RoundToBf16InPlace(float* x, int64_t n);
 
