@@ -57,7 +57,7 @@ __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16"))) double PeakAvx51
 
 double PeakWork(int64_t rounds) {
 #if defined(__x86_64__)
-  if (ActiveCpuIsa() == CpuIsa::kAvx512) return PeakAvx512(rounds);
+  if (ActiveCpuIsa() >= CpuIsa::kAvx512) return PeakAvx512(rounds);
   if (CpuSupports(CpuIsa::kAvx2)) return PeakAvx2(rounds);
 #endif
   float acc[16];

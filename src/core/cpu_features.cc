@@ -6,6 +6,10 @@
 
 #if defined(__aarch64__)
 #include <sys/auxv.h>
+#elif defined(__x86_64__) && defined(__linux__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 namespace deepinfer {
@@ -17,7 +21,23 @@ struct Level {
 };
 // Ascending.
 constexpr Level kLevels[] = {{CpuIsa::kScalar, "scalar"}, {CpuIsa::kAvx2, "avx2"}, {CpuIsa::kAvx512, "avx512"},
-                             {CpuIsa::kNeon, "neon"},     {CpuIsa::kNeonBf16, "neon_bf16"}};
+                             {CpuIsa::kAmx, "amx"},       {CpuIsa::kNeon, "neon"}, {CpuIsa::kNeonBf16, "neon_bf16"}};
+
+#if defined(__x86_64__) && defined(__linux__)
+// Tile registers need the system's permission, which holds for the whole process.
+bool HasTiles() {
+  static const bool has_tiles = [] {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24, kInt8 = 1u << 25;
+    if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || (d & kBf16) == 0 || (d & kTile) == 0 || (d & kInt8) == 0) return false;
+    constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    return ::syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  }();
+  return has_tiles;
+}
+#else
+[[maybe_unused]] bool HasTiles() { return false; }
+#endif
 
 bool DetectSupport(CpuIsa isa) {
   if (isa == CpuIsa::kScalar) return true;
@@ -31,6 +51,8 @@ bool DetectSupport(CpuIsa isa) {
              __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
              __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni") &&
              __builtin_cpu_supports("avx512bf16");
+    case CpuIsa::kAmx:
+      return DetectSupport(CpuIsa::kAvx512) && HasTiles();
     default:
       return false;
   }
@@ -88,7 +110,7 @@ Result<CpuIsa> ParseCpuIsa(std::string_view name) {
     }
     return level.isa;
   }
-  return InvalidArgument("cpu-isa is \"" + std::string(name) + "\" but must be auto, scalar, avx2, avx512, neon or neon_bf16", "cpu-isa");
+  return InvalidArgument("cpu-isa is \"" + std::string(name) + "\" but must be auto, scalar, avx2, avx512, amx, neon or neon_bf16", "cpu-isa");
 }
 
 CpuIsa ActiveCpuIsa() { return static_cast<CpuIsa>(ActiveLevel().load(std::memory_order_relaxed)); }

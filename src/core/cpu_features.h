@@ -11,14 +11,15 @@
 
 namespace deepinfer {
 
-// kAvx2 means AVX2 with FMA; kAvx512 means AVX-512 F, BW, VL, DQ, VBMI, VNNI and BF16. Processors between two levels use the lower.
+// kAvx2 means AVX2 with FMA; kAvx512 means AVX-512 F, BW, VL, DQ, VBMI, VNNI and BF16. kAmx is that with the tile
+// instructions for bf16 and int8, which the system lets a process use on request. Processors between two levels use the lower.
 // kNeon is plain 64-bit ARM; kNeonBf16 means its bf16 and int8 dot products. Levels of two architectures never meet: "at least
 // kAvx2" may be asked in x86 code only.
-enum class CpuIsa { kScalar = 0, kAvx2 = 1, kAvx512 = 2, kNeon = 16, kNeonBf16 = 17 };
+enum class CpuIsa { kScalar = 0, kAvx2 = 1, kAvx512 = 2, kAmx = 3, kNeon = 16, kNeonBf16 = 17 };
 
 std::string_view CpuIsaName(CpuIsa isa);
 
-// "scalar", "avx2", "avx512", "neon" or "neon_bf16"; "auto" and "" give the best supported level. An unsupported level is an error.
+// "scalar", "avx2", "avx512", "amx", "neon" or "neon_bf16"; "auto" and "" give the best supported level. An unsupported level is an error.
 Result<CpuIsa> ParseCpuIsa(std::string_view name);
 
 bool CpuSupports(CpuIsa isa);

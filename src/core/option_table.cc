@@ -48,7 +48,7 @@ std::vector<OptionSpec> MainRows() {
       {.name = "cpu-isa", .group = "Model", .commands = kRunsModel,
        .field = DI_FIELD(model.cpu_isa),
        .help = "instruction set of the CPU kernels; auto takes the best one, the others are for comparisons", .kind = kChoice,
-       .choices = {"auto", "scalar", "avx2", "avx512", "neon", "neon_bf16"}},
+       .choices = {"auto", "scalar", "avx2", "avx512", "amx", "neon", "neon_bf16"}},
       {.name = "cpu-pinning", .group = "Model", .commands = kRunsModel, .field = DI_FIELD(model.cpu_pinning),
        .help = "where compute threads may run: anywhere (none), on their NUMA node, or on one core each; auto = node where there are several",
        .kind = kChoice, .choices = {"auto", "none", "node", "core"}},

@@ -10,7 +10,7 @@ const RowOps& RowOpsAvx512();
 
 const RowOps& RowOpsFor(CpuIsa isa) {
 #if defined(__x86_64__)
-  if (isa == CpuIsa::kAvx512) return RowOpsAvx512();
+  if (isa == CpuIsa::kAvx512 || isa == CpuIsa::kAmx) return RowOpsAvx512();
   if (isa == CpuIsa::kAvx2) return RowOpsAvx2();
 #endif
   (void)isa;

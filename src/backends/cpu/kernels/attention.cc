@@ -27,6 +27,7 @@ const AttendKernels& ActiveAttendKernels() {
 #if defined(__x86_64__)
   switch (ActiveCpuIsa()) {
     case CpuIsa::kAvx512:
+    case CpuIsa::kAmx:
       return kAttendAvx512;
     case CpuIsa::kAvx2:
       return kAttendAvx2;

@@ -73,7 +73,7 @@ void IndexScorer::Prepare(const float* query, const float* weights, int heads, i
   DI_CHECK(heads > 0 && heads <= kMaxIndexHeads && dim > 0 && dim <= kMaxIndexDim) << heads << " x " << dim;
   DI_CHECK(!is_fp4 || dim % 32 == 0) << "index dim " << dim;
   // A vector of heads.
-  const int lanes = ActiveCpuIsa() == CpuIsa::kAvx512 ? 16 : 8;
+  const int lanes = ActiveCpuIsa() == CpuIsa::kAvx512 || ActiveCpuIsa() == CpuIsa::kAmx ? 16 : 8;
   const int padded_heads = (heads + lanes - 1) / lanes * lanes;
   const int blocks = (dim + 31) / 32;
   const int64_t weight_bytes = padded_heads * 4;
@@ -122,6 +122,7 @@ void IndexScorer::ScoreFp4(const uint8_t* data, const uint8_t* scales, int num_k
 #if defined(__x86_64__)
   switch (ActiveCpuIsa()) {
     case CpuIsa::kAvx512:
+    case CpuIsa::kAmx:
       return IndexScoreFp4Avx512(view_, data, scales, num_keys, scores);
     case CpuIsa::kAvx2:
       return IndexScoreFp4Avx2(view_, data, scales, num_keys, scores);

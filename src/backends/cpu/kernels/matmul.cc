@@ -122,12 +122,16 @@ void PackTile(const MatrixSource& source, int64_t row0, int rows, int64_t num_gr
 void SetPrefetchBytes(int64_t bytes) { g_prefetch_bytes = bytes; }
 void SetItemBytes(int64_t bytes) { g_item_bytes = bytes; }
 
-TileFn SelectTileFn(WeightFormat format, const PreparedActivations& x) {
+TileFn SelectTileFn(const PackedMatrix& w, const PreparedActivations& x) {
+  const WeightFormat format = w.format();
   const MatMulKernels* kernels = &kMatMulScalar;
 #if defined(__x86_64__)
   const CpuIsa isa = ActiveCpuIsa();
   if (format == WeightFormat::kFp4Row32 && x.has_integers()) {
     return isa >= CpuIsa::kAvx512 ? TileFp4IntegerAvx512 : TileFp4IntegerAvx2;
+  }
+  if (isa == CpuIsa::kAmx && x.has_pairs() && w.suits_tiles()) {
+    return format == WeightFormat::kBf16 ? TileBf16Amx : TileFp8Amx;
   }
   if (isa >= CpuIsa::kAvx512 && (x.has_pairs() || format == WeightFormat::kF32)) {
     kernels = &kMatMulAvx512;
@@ -171,6 +175,17 @@ int64_t PackedGroupBytes(WeightFormat format) {
   return 0;
 }
 
+namespace {
+
+// Whether the scales of an FP8 matrix can be multiplied into its weights exactly (TileFp8Amx).
+bool HasOrdinaryScales(const MatrixSource& source) {
+  const int64_t count = CeilDiv(source.rows, kTileRows) * CeilDiv(source.cols, kGroupK);
+  return std::all_of(source.scale, source.scale + count,
+                     [](uint8_t s) { return s >= 127 - kMaxScaleExponent && s <= 127 + kMaxScaleExponent; });
+}
+
+}  // namespace
+
 PackedMatrix PackedMatrix::Pack(std::span<const MatrixSource> sources, ThreadPool* pool, bool interleave) {
   PackedMatrix packed;
   DI_CHECK(!sources.empty()) << "nothing to pack";
@@ -181,6 +196,7 @@ PackedMatrix PackedMatrix::Pack(std::span<const MatrixSource> sources, ThreadPoo
   packed.tile_bytes_ = packed.num_groups_ * PackedGroupBytes(first.format);
   packed.tile_scale_bytes_ = CeilDiv(packed.num_groups_ * GroupScaleBytes(first.format), 64) * 64;
   packed.interleaved_ = interleave;
+  packed.suits_tiles_ = first.format == WeightFormat::kBf16 || first.format == WeightFormat::kFp8Tile32;
   DI_CHECK(!interleave || (sources.size() == 2 && sources[0].rows == sources[1].rows)) << "two equal halves expected";
 
   struct Origin {
@@ -191,6 +207,7 @@ PackedMatrix PackedMatrix::Pack(std::span<const MatrixSource> sources, ThreadPoo
   for (const MatrixSource& source : sources) {
     DI_CHECK(source.format == first.format && source.cols == first.cols) << "stacked matrices differ";
     DI_CHECK(source.format != WeightFormat::kFp4Row32 || source.cols % 2 == 0) << "cols " << source.cols;
+    if (source.format == WeightFormat::kFp8Tile32) packed.suits_tiles_ = packed.suits_tiles_ && HasOrdinaryScales(source);
     for (int64_t row = 0; row < source.rows; row += kTileRows) {
       packed.tiles_.push_back(
           {packed.rows_ + row, static_cast<int32_t>(std::min<int64_t>(kTileRows, source.rows - row))});
@@ -265,14 +282,18 @@ void PreparedActivations::Resize(int64_t num_rows, int64_t cols, ActivationForm 
   cols_ = cols;
   num_groups_ = CeilDiv(cols, kGroupK);
   form_ = form;
-  has_pairs_ = is_bf16() && ActiveCpuIsa() >= CpuIsa::kAvx512;
+  const CpuIsa isa = ActiveCpuIsa();
+  uses_avx512_ = isa == CpuIsa::kAvx512 || isa == CpuIsa::kAmx;
+  has_own_quantiser_ = isa >= CpuIsa::kAvx2;
+  has_pairs_ = is_bf16() && (uses_avx512_ || isa == CpuIsa::kNeonBf16);
   const int64_t elements = num_groups_ * num_rows_ * kGroupK;
   values_.EnsureCapacity(elements * static_cast<int64_t>(sizeof(float)));
-  if (has_pairs_) pairs_.EnsureCapacity(elements * 2);
-  uses_avx2_ = ActiveCpuIsa() >= CpuIsa::kAvx2;
-  has_integers_ = form_ == ActivationForm::kFp8 && uses_avx2_;
+  // Tile kernels read whole blocks of sixteen rows; what lies behind the last row is not used.
+  if (has_pairs_) pairs_.EnsureCapacity(elements * 2 + 16 * kGroupK * 2);
+  has_integers_ = form_ == ActivationForm::kFp8 && (uses_avx512_ || isa == CpuIsa::kAvx2);
   if (has_integers_) {
     const int64_t blocks = num_groups_ * num_rows_;
+    static_assert(sizeof(IntegerBlock) == sizeof(ByteDigits));
     integers_.EnsureCapacity(blocks * static_cast<int64_t>(sizeof(IntegerBlock)));
     integer_info_.EnsureCapacity(blocks * static_cast<int64_t>(sizeof(IntegerBlockInfo)));
   }
@@ -283,8 +304,15 @@ void PreparedActivations::StoreGroup(int64_t row, int64_t group, const float* x)
   float* out = reinterpret_cast<float*>(values_.data()) + slot * kGroupK;
   if (form_ == ActivationForm::kFp8 && has_own_quantiser_) {
 #if defined(__x86_64__)
-    QuantizeFp8GroupAvx2(x, out, has_integers_ ? reinterpret_cast<IntegerBlock*>(integers_.data()) + slot : nullptr,
-                         has_integers_ ? reinterpret_cast<IntegerBlockInfo*>(integer_info_.data()) + slot : nullptr);
+    auto* block = reinterpret_cast<IntegerBlock*>(integers_.data()) + slot;
+    auto* info = reinterpret_cast<IntegerBlockInfo*>(integer_info_.data()) + slot;
+    if (uses_avx512_) {
+      IntegerBlock words;
+      QuantizeFp8GroupAvx2(x, out, &words, info);
+      SplitDigitsAvx512(words, reinterpret_cast<ByteDigits*>(block));
+    } else {
+      QuantizeFp8GroupAvx2(x, out, block, info);
+    }
 #elif defined(__aarch64__)
     QuantizeFp8GroupNeon(x, out);
 #endif
@@ -304,25 +332,6 @@ void PreparedActivations::StoreGroup(int64_t row, int64_t group, const float* x)
       const float rounded = (magnitude + anchor) - anchor;
       q[i] = std::bit_cast<float>(std::bit_cast<uint32_t>(rounded) | (bits & 0x80000000u));
       out[i] = q[i] * scale;
-    }
-    if (has_integers_) {
-      IntegerBlock& block = reinterpret_cast<IntegerBlock*>(integers_.data())[slot];
-      int32_t high_sum = 0, low_sum = 0;
-      bool has_nan = false;  // NaN inputs must give NaN outputs
-      for (int i = 0; i < kGroupK; ++i) {
-        const bool is_nan = q[i] != q[i];
-        has_nan |= is_nan;
-        const auto v = is_nan ? 0 : static_cast<int32_t>(q[i] * 512.0f);
-        const int32_t high = v >> 3;
-        const int32_t low = v & 7;
-        block.high[i] = static_cast<int16_t>(high);
-        block.low[i] = static_cast<int16_t>(low);
-        high_sum += high;
-        low_sum += low;
-      }
-      // One unit: 2^-6 of the input, 1/2 of the weight.
-      reinterpret_cast<IntegerBlockInfo*>(integer_info_.data())[slot] = {-12 * high_sum, -12 * low_sum, low_sum != 0,
-                                                                          has_nan ? NAN : scale * 0x1p-7f};
     }
   } else {
     for (int i = 0; i < kGroupK; ++i) out[i] = x[i];
@@ -375,8 +384,10 @@ void RunPackedTile(TileFn fn, const PackedMatrix& w, int64_t tile_idx, const Pre
   task.num_groups = w.num_groups();
   task.values = x.values() + first_group * x.num_rows() * kGroupK;
   task.pairs = x.has_pairs() ? x.pairs() + first_group * x.num_rows() * (kGroupK / 2) : nullptr;
-  task.integers = x.has_integers() ? x.integers() + first_group * x.num_rows() : nullptr;
-  task.integer_info = x.has_integers() ? x.integer_info() + first_group * x.num_rows() : nullptr;
+  const int64_t first_block = first_group * x.num_rows();
+  task.integers = x.integers() != nullptr ? x.integers() + first_block : nullptr;
+  task.digits = x.digits() != nullptr ? x.digits() + first_block : nullptr;
+  task.integer_info = x.has_integers() ? x.integer_info() + first_block : nullptr;
   task.group_rows = x.num_rows();
   task.row_idx = row_idx;
   task.num_m = num_m;
@@ -427,7 +438,7 @@ void MatMul(ThreadPool& pool, const PreparedActivations& x, const PackedMatrix& 
   DI_CHECK(x.num_groups() >= first_group + w.num_groups()) << x.cols() << " inputs for " << w.cols() << " columns";
   const int64_t t = x.num_rows();
   if (t == 0 || num_rows == 0) return;
-  const Product product{&x, &w, SelectTileFn(w.format(), x), y, ldy, rounding};
+  const Product product{&x, &w, SelectTileFn(w, x), y, ldy, rounding};
   const int64_t tile_begin = w.TileOfRow(first_row);
   const int64_t tile_end = w.TileOfRow(first_row + num_rows);
   const int64_t tile_bytes = w.num_groups() * PackedGroupBytes(w.format());
@@ -455,7 +466,7 @@ void GroupedMatMul(ThreadPool& pool, const PreparedActivations& x, const PackedM
   const int64_t t = x.num_rows();
   if (t == 0) return;
   const int64_t rows_per_group = w.rows() / groups;
-  const Product product{&x, &w, SelectTileFn(w.format(), x), y, ldy, rounding};
+  const Product product{&x, &w, SelectTileFn(w, x), y, ldy, rounding};
   const int64_t num_tiles = w.num_tiles();
   const int64_t m_items = CeilDiv(t, kMaxTileM);
   pool.ParallelFor(num_tiles * m_items, [&](int64_t item, int) {

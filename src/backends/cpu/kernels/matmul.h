@@ -3,10 +3,15 @@
 // Matrix products of the CPU backend: y[t][r] = sum_k x[t][k] * W[r][k], W kept in its stored width (FP4, FP8, BF16, F32).
 // Pack a weight once (PackedMatrix), prepare an input once (PreparedActivations), multiply as often as needed (MatMul).
 //
-// Order of sums, the same in every kernel of an instruction set: K is cut into groups of 32; a group's partial sum starts
-// at 0 and takes its products in ascending k (AVX-512 with bf16 inputs: in ascending pairs; AVX2 with quantised inputs and
-// FP4 weights: as exact integers, rounded once); the partial sum times the weight's scale of the group is added to the output's accumulator, groups ascending. So an output does not depend on how
-// many rows, tiles or threads take part. Weights and quantised inputs are exact; kernels_matmul_test holds the rule.
+// Order of sums, the same in every kernel of an instruction set: K is cut into groups of 32; a group's partial sum is made
+// of the group's products alone, times the weight's scale of the group it is added to the output's accumulator, groups
+// ascending. So an output does not depend on how many rows, tiles or threads take part. Partial sums:
+//   scalar, AVX2             products in ascending k from 0
+//   AVX-512, bf16 inputs     bf16 dot products of ascending pairs from 0
+//   AMX, FP8 or BF16 weights even k and odd k in sums of their own, ascending from 0, then added (the tile instruction)
+//   FP4, quantised inputs    exact, as integers, on AVX2, AVX-512 and AMX with the same bits: inputs are cut into high and low
+//                            digits, each kind with an accumulator over the groups, added at the end if any digit was low
+// Weights and quantised inputs are exact; kernels_matmul_test holds the rule, docs/internals/kernels.md tells the reasons.
 #pragma once
 
 #include <cstdint>
@@ -68,6 +73,8 @@ class PackedMatrix {
   const uint8_t* tile_weights(int64_t i) const { return weights_.data() + i * tile_bytes_; }
   // kFp4Row32: [num_groups][32] e8m0 bytes. kFp8Tile32: [num_groups] float. Null otherwise.
   const uint8_t* tile_scales(int64_t i) const { return scales_.data() + i * tile_scale_bytes_; }
+  // Whether the kernels of level amx take this matrix: FP8 or BF16, scales within 2^-60 to 2^60.
+  bool suits_tiles() const { return suits_tiles_; }
   // First tile of output row `row`, which must be the first row of a tile (or rows(), giving num_tiles()).
   int64_t TileOfRow(int64_t row) const;
 
@@ -82,6 +89,7 @@ class PackedMatrix {
   int64_t tile_bytes_ = 0;
   int64_t tile_scale_bytes_ = 0;
   bool interleaved_ = false;
+  bool suits_tiles_ = false;
   std::vector<Tile> tiles_;
   AlignedBuffer weights_;
   AlignedBuffer scales_;
@@ -114,9 +122,15 @@ class PreparedActivations {
   // bf16 pairs (element 2i low), present when is_bf16() and has_pairs(): [num_groups][num_rows][16].
   const uint32_t* pairs() const { return reinterpret_cast<const uint32_t*>(pairs_.data()); }
   bool has_pairs() const { return has_pairs_; }
-  // Integer blocks for FP4 weights, present at the AVX2 level when quantised: [num_groups][num_rows].
+  // Integer blocks for FP4 weights, present on x86 levels above scalar when quantised: [num_groups][num_rows]. One of the
+  // two pointers is not null.
   bool has_integers() const { return has_integers_; }
-  const IntegerBlock* integers() const { return reinterpret_cast<const IntegerBlock*>(integers_.data()); }
+  const IntegerBlock* integers() const {
+    return has_integers_ && !uses_avx512_ ? reinterpret_cast<const IntegerBlock*>(integers_.data()) : nullptr;
+  }
+  const ByteDigits* digits() const {
+    return has_integers_ && uses_avx512_ ? reinterpret_cast<const ByteDigits*>(integers_.data()) : nullptr;
+  }
   const IntegerBlockInfo* integer_info() const {
     return reinterpret_cast<const IntegerBlockInfo*>(integer_info_.data());
   }
@@ -131,6 +145,7 @@ class PreparedActivations {
   bool has_pairs_ = false;
   bool has_integers_ = false;
   bool has_own_quantiser_ = false;  // of the instruction set
+  bool uses_avx512_ = false;
   AlignedBuffer values_;
   AlignedBuffer pairs_;
   AlignedBuffer integers_;

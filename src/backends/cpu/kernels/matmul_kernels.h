@@ -10,6 +10,7 @@
 namespace deepinfer::cpu {
 
 inline constexpr int kMaxTileM = 64;
+inline constexpr int kMaxScaleExponent = 60;  // of FP8 scales that tile kernels multiply into the weights
 
 // Integer form of 32 quantised inputs for FP4 weights. An e4m3 value is a multiple of 2^-9 below 2^9, so v = q * 2^9
 // is an integer of 18 bits; v = 8 * high + low with high in 16 bits and 0 <= low < 8. Only values below 1/2000 of a block's
@@ -26,13 +27,23 @@ struct IntegerBlockInfo {
   float scale;        // value of one unit of high * (2 w)
 };
 
+// The same for AVX-512: high = 256 * upper + middle in signed bytes, four inputs in the order of the packed weights
+// (k0, k2, k1, k3).
+struct ByteDigits {
+  int8_t upper[32];
+  int8_t middle[32];
+  int8_t low[32];
+  int8_t padding[32];
+};
+
 struct TileTask {
   const uint8_t* weights;   // the tile, 64-byte aligned
   const uint8_t* scales;    // as PackedMatrix::tile_scales
   int64_t num_groups;
   const float* values;      // inputs [num_groups][group_rows][32]
   const uint32_t* pairs;    // the same as bf16 pairs [num_groups][group_rows][16], null when the inputs are not bf16
-  const IntegerBlock* integers;          // [num_groups][group_rows], null when absent
+  const IntegerBlock* integers;          // [num_groups][group_rows], null when absent (AVX2)
+  const ByteDigits* digits;              // the same of AVX-512
   const IntegerBlockInfo* integer_info;  // the same
   int64_t group_rows;       // rows per group of the input
   const int32_t* row_idx;   // input row of m = 0..num_m-1
@@ -55,11 +66,15 @@ extern const MatMulKernels kMatMulScalar;
 extern const MatMulKernels kMatMulAvx2;
 // Quantises 32 inputs like PreparedActivations::StoreGroup; block and info may be null.
 void QuantizeFp8GroupAvx2(const float* x, float* out, IntegerBlock* block, IntegerBlockInfo* info);
-// FP4 weights with integer inputs: need task.integers. Both give the same bits.
+void SplitDigitsAvx512(const IntegerBlock& block, ByteDigits* digits);
+// FP4 weights with integer inputs: need task.integers or task.digits. Both give the same bits.
 void TileFp4IntegerAvx2(const TileTask& task);
 void TileFp4IntegerAvx512(const TileTask& task);
 // Needs task.pairs (f32 excepted, which takes values).
 extern const MatMulKernels kMatMulAvx512;
+// Level amx, for matrices that suit tiles; need task.pairs and room for whole blocks of sixteen inputs in task.out.
+void TileFp8Amx(const TileTask& task);
+void TileBf16Amx(const TileTask& task);
 #elif defined(__aarch64__)
 extern const MatMulKernels kMatMulNeon;
 void QuantizeFp8GroupNeon(const float* x, float* out);

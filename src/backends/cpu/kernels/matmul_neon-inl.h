@@ -26,8 +26,8 @@ struct Fp4 {
                                    0x80, 0xbf, 0xbf, 0xbf, 0xc0, 0xc0, 0xc0, 0xc0};
     const uint8x16_t low = vqtbl1q_u8(low_table, codes);
     const uint8x16_t high = vqtbl1q_u8(high_table, codes);
-    pairs[0] = vreinterpretq_u32_u8(vzip1q_u8(low, high));
-    pairs[1] = vreinterpretq_u32_u8(vzip2q_u8(low, high));
+    pairs[0] = vreinterpretq_u32_u8(vtrn1q_u8(low, high));
+    pairs[1] = vreinterpretq_u32_u8(vtrn2q_u8(low, high));
   }
   DI_INLINE static void Decode(const uint8_t* p, Pairs* pairs) {
     const uint8x16_t bytes = vld1q_u8(p);
@@ -53,8 +53,8 @@ struct Fp8 {
     const uint8x16_t low = vqtbx1q_u8(vshlq_n_u8(codes, 4), low_table, magnitude);
     const uint8x16_t high = vqtbx1q_u8(vaddq_u8(vshrq_n_u8(magnitude, 4), vdupq_n_u8(0x3c)), high_table, magnitude);
     const uint8x16_t with_sign = vbslq_u8(vdupq_n_u8(0x80), codes, high);
-    pairs[0] = vreinterpretq_u32_u8(vzip1q_u8(low, with_sign));
-    pairs[1] = vreinterpretq_u32_u8(vzip2q_u8(low, with_sign));
+    pairs[0] = vreinterpretq_u32_u8(vtrn1q_u8(low, with_sign));
+    pairs[1] = vreinterpretq_u32_u8(vtrn2q_u8(low, with_sign));
   }
 };
 

@@ -8,8 +8,8 @@
 
 namespace deepinfer::cpu {
 
-// The kernel for `format` and inputs like `x` at the active instruction set level.
-TileFn SelectTileFn(WeightFormat format, const PreparedActivations& x);
+// The kernel for `w` and inputs like `x` at the active instruction set level; the same for any number of inputs.
+TileFn SelectTileFn(const PackedMatrix& w, const PreparedActivations& x);
 
 // out[m][32] = tile `tile_idx` of w times input rows row_idx[m], m < num_m <= kMaxTileM; input groups from first_group on.
 void RunPackedTile(TileFn fn, const PackedMatrix& w, int64_t tile_idx, const PreparedActivations& x, int64_t first_group,

@@ -83,7 +83,7 @@ void MoeExperts::Run(ThreadPool& pool, const MoeArgs& args) {
     const Chunk& chunk = chunks_[static_cast<size_t>(item / num_pairs)];
     const int64_t pair = item % num_pairs;
     const PackedMatrix& w = *weights_of(chunk.expert).gate_up;
-    const TileFn fn = SelectTileFn(w.format(), x);
+    const TileFn fn = SelectTileFn(w, x);
     alignas(64) float gate[kMaxTileM * kTileRows];
     alignas(64) float up[kMaxTileM * kTileRows];
     const int32_t* rows = slot_row_.data() + chunk.first_slot;
@@ -111,7 +111,7 @@ void MoeExperts::Run(ThreadPool& pool, const MoeArgs& args) {
     for (const Chunk& chunk : chunks_) {
       const PackedMatrix& w = *weights_of(chunk.expert).down;
       for (int m = 0; m < chunk.num_slots; ++m) slots[m] = chunk.first_slot + m;
-      RunPackedTile(SelectTileFn(w.format(), act_), w, tile_idx, act_, 0, slots, chunk.num_slots, y);
+      RunPackedTile(SelectTileFn(w, act_), w, tile_idx, act_, 0, slots, chunk.num_slots, y);
       if (args.round_bf16) RoundToBf16InPlace(y, int64_t{chunk.num_slots} * kTileRows);
       for (int m = 0; m < chunk.num_slots; ++m) {
         float* sum = sums + int64_t{slot_row_[static_cast<size_t>(chunk.first_slot + m)]} * kTileRows;
