@@ -2,12 +2,16 @@
 #include "model/weights.h"
 
 #include <algorithm>
+#include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <string>
+#include <tuple>
 
 #include <fmt/format.h>
 
 #include "model/finite.h"
+#include "model/read_ahead.h"
 
 namespace deepinfer::model {
 
@@ -21,7 +25,7 @@ class Loader {
  public:
   Loader(const Checkpoint& checkpoint, device::Device& device, const std::function<void(int64_t, int64_t)>& progress,
          int64_t total_bytes)
-      : checkpoint_(checkpoint), device_(device), progress_(progress), total_bytes_(total_bytes) {}
+      : checkpoint_(checkpoint), device_(device), progress_(progress), total_bytes_(total_bytes), ahead_(LoadOrder(checkpoint)) {}
 
   // A matrix in stored form. Rows [first_row, first_row + num_rows) of it; num_rows < 0: all.
   Result<HostMatrix> View(const std::string& name, int64_t first_row = 0, int64_t num_rows = -1) {
@@ -58,7 +62,7 @@ class Loader {
       if (!is_table && std::memchr(m.host_scale, 0xff, static_cast<size_t>((per_tile ? (m.rows + 31) / 32 : m.rows) * scale.dim(1))))
         return BadModel(fmt::format("tensor {} holds a NaN scale; the file is damaged, download it again", scale_name));
     }
-    Done(m.rows * row_bytes);
+    Done(m.rows * row_bytes, is_table ? 0 : m.rows * row_bytes);
     return m;
   }
 
@@ -94,7 +98,7 @@ class Loader {
       return BadModel(fmt::format("tensor {} has dtype {}, expected F32 or BF16", name, DTypeName(tensor.dtype)));
     }
     DI_RETURN_IF_ERROR(CheckFinite(tensor.dtype, tensor.data, 0, tensor.num_bytes, name));
-    Done(tensor.num_bytes);
+    Done(tensor.num_bytes, tensor.num_bytes);
     return values;
   }
 
@@ -221,15 +225,51 @@ class Loader {
 
  private:
   // num_bytes of the tensor's values at `data`, the first of them element `first`.
-  static Status CheckFinite(DType dtype, const uint8_t* data, int64_t first, int64_t num_bytes, const std::string& name) {
-    const int64_t bad = FirstNonFinite(dtype, data, num_bytes);
-    if (bad < 0) return Status::Ok();
+  Status CheckFinite(DType dtype, const uint8_t* data, int64_t first, int64_t num_bytes, const std::string& name) {
+    constexpr int64_t kPart = int64_t{1} << 20;  // a multiple of every element
+    std::atomic<int64_t> found{INT64_MAX};
+    device_.pool().ParallelFor((num_bytes + kPart - 1) / kPart, [&](int64_t part, int) {
+      const int64_t begin = part * kPart;
+      const int64_t at = FirstNonFinite(dtype, data + begin, std::min(kPart, num_bytes - begin));
+      if (at < 0) return;
+      const int64_t element = begin / DTypeBytes(dtype) + at;
+      int64_t least = found.load();
+      while (element < least && !found.compare_exchange_weak(least, element)) {
+      }
+    });
+    const int64_t bad = found.load();
+    if (bad == INT64_MAX) return Status::Ok();
     return BadModel(fmt::format("tensor {} holds a value that is not finite at element {}; the file is damaged, download it again",
                                 name, first + bad));
   }
 
-  void Done(int64_t bytes) {
+  // The files in the order of Load, tables left out: only single rows of those are ever read.
+  static std::vector<ReadAhead::Extent> LoadOrder(const Checkpoint& checkpoint) {
+    std::vector<std::tuple<int, const uint8_t*, int64_t>> parts;
+    for (const auto& [name, tensor] : checkpoint.tensors()) {
+      if (tensor.shard_idx < 0) return {};  // in memory
+      if (name.ends_with(".engram.embed.weight") || name.ends_with(".engram.embed.scale") || name.starts_with("vision.")) continue;
+      const auto number = [&name](size_t begin) { return std::atoi(name.c_str() + begin); };
+      const int turn = name.starts_with("layers.") ? 1 + number(7) : name.starts_with("mtp.") ? 1'000'000 + number(4) : 0;
+      parts.emplace_back(turn, tensor.data, tensor.num_bytes);
+    }
+    std::sort(parts.begin(), parts.end());
+    std::vector<ReadAhead::Extent> extents;
+    for (const auto& [turn, data, bytes] : parts) {
+      if (!extents.empty() && extents.back().begin + extents.back().bytes == data) {
+        extents.back().bytes += bytes;
+      } else {
+        extents.push_back({data, bytes});
+      }
+    }
+    return extents;
+  }
+
+  // bytes: for the progress; used_bytes: of what was read.
+  void Done(int64_t bytes, int64_t used_bytes) {
     done_bytes_ += bytes;
+    used_bytes_ += used_bytes;
+    ahead_.Advance(used_bytes_);
     if (progress_) progress_(std::min(done_bytes_, total_bytes_), total_bytes_);
   }
 
@@ -238,6 +278,8 @@ class Loader {
   const std::function<void(int64_t, int64_t)>& progress_;
   int64_t total_bytes_;
   int64_t done_bytes_ = 0;
+  int64_t used_bytes_ = 0;
+  ReadAhead ahead_;
 };
 
 }  // namespace
