@@ -46,30 +46,50 @@ int64_t GroupScaleBytes(WeightFormat format) {
 // Byte of a row's dword that holds input k of FP4 (its low or high nibble) and FP8.
 constexpr int64_t PackedByte(int64_t k) { return (k % 4) / 2 + (k & 1) * 2; }
 
+// A row's dword of a step from the four bytes of its inputs as they are stored.
+uint32_t PackFp4(uint32_t x) {  // (k0 k1) (k2 k3) (k4 k5) (k6 k7), low nibble first
+  const uint32_t low = x & 0xffffu, high = x >> 16;
+  return (low & 0x0f0fu) | ((high & 0x0f0fu) << 4) | ((low >> 4) & 0x0f0fu) << 16 | (high & 0xf0f0u) << 16;
+}
+uint32_t PackFp8(uint32_t x) { return (x & 0xff0000ffu) | (x & 0xff00u) << 8 | (x >> 8 & 0xff00u); }
+uint32_t PackWide(uint32_t x) { return x; }
+
+static_assert(std::endian::native == std::endian::little);
+
+// steps[s * 32 + r] := pack(dword s of row r) for the whole dwords of the rows, sixteen steps at a time so that both sides stay
+// in the first-level cache.
+template <typename Pack>
+void PackDwords(const uint8_t* rows, int64_t row_bytes, int num_rows, uint8_t* steps, Pack pack) {
+  constexpr int64_t kBlock = 16;
+  const int64_t num_steps = row_bytes / 4;
+  for (int64_t first = 0; first < num_steps; first += kBlock) {
+    const int64_t count = std::min(kBlock, num_steps - first);
+    uint8_t* const out = steps + first * kTileRows * 4;
+    for (int r = 0; r < num_rows; ++r) {
+      const uint8_t* const in = rows + r * row_bytes + first * 4;
+      for (int64_t s = 0; s < count; ++s) {
+        uint32_t x;
+        std::memcpy(&x, in + s * 4, 4);
+        x = pack(x);
+        std::memcpy(out + (s * kTileRows + r) * 4, &x, 4);
+      }
+    }
+  }
+}
+
 // Packs rows [row0, row0 + rows) of `source` into one tile.
 void PackTile(const MatrixSource& source, int64_t row0, int rows, int64_t num_groups, uint8_t* weights, uint8_t* scales) {
-  const int64_t cols = source.cols;
+  const int64_t cols = source.cols, scale_cols = CeilDiv(cols, kGroupK);
+  const auto* data = static_cast<const uint8_t*>(source.data);
   switch (source.format) {
     case WeightFormat::kFp4Row32: {
-      const auto* data = static_cast<const uint8_t*>(source.data);
-      const int64_t row_bytes = cols / 2;
-      const int64_t scale_cols = CeilDiv(cols, kGroupK);
+      data += row0 * (cols / 2);
+      PackDwords(data, cols / 2, rows, weights, PackFp4);
       for (int r = 0; r < rows; ++r) {
-        const uint8_t* in = data + (row0 + r) * row_bytes;
-        uint8_t* dword = weights + r * 4;
-        // Four stored bytes = 8 inputs: bytes hold (k0 k1) (k2 k3) (k4 k5) (k6 k7), low nibble first.
-        const int64_t full_steps = row_bytes / 4;
-        for (int64_t step = 0; step < full_steps; ++step) {
-          const uint8_t b0 = in[step * 4], b1 = in[step * 4 + 1], b2 = in[step * 4 + 2], b3 = in[step * 4 + 3];
-          uint8_t* out = dword + step * 128;
-          out[0] = static_cast<uint8_t>((b0 & 15) | (b2 << 4));
-          out[1] = static_cast<uint8_t>((b1 & 15) | (b3 << 4));
-          out[2] = static_cast<uint8_t>((b0 >> 4) | (b2 & 0xf0));
-          out[3] = static_cast<uint8_t>((b1 >> 4) | (b3 & 0xf0));
-        }
-        for (int64_t k = full_steps * 8; k < cols; ++k) {
+        const uint8_t* const in = data + r * (cols / 2);
+        for (int64_t k = cols / 8 * 8; k < cols; ++k) {
           const int code = (k & 1) ? in[k / 2] >> 4 : in[k / 2] & 15;
-          uint8_t& out = dword[(k / 8) * 128 + PackedByte(k)];
+          uint8_t& out = weights[(k / 8) * 128 + r * 4 + PackedByte(k)];
           out = static_cast<uint8_t>(out | (k % 8 < 4 ? code : code << 4));
         }
         for (int64_t g = 0; g < scale_cols; ++g) scales[g * kTileRows + r] = source.scale[(row0 + r) * scale_cols + g];
@@ -77,43 +97,25 @@ void PackTile(const MatrixSource& source, int64_t row0, int rows, int64_t num_gr
       break;
     }
     case WeightFormat::kFp8Tile32: {
-      const auto* data = static_cast<const uint8_t*>(source.data);
-      for (int r = 0; r < rows; ++r) {
-        const uint8_t* in = data + (row0 + r) * cols;
-        uint8_t* dword = weights + r * 4;
-        const int64_t full_steps = cols / 4;
-        for (int64_t step = 0; step < full_steps; ++step) {
-          const uint8_t* k = in + step * 4;
-          const uint8_t packed[4] = {k[0], k[2], k[1], k[3]};
-          std::memcpy(dword + step * 128, packed, 4);
-        }
-        for (int64_t k = full_steps * 4; k < cols; ++k) dword[(k / 4) * 128 + PackedByte(k)] = in[k];
-      }
-      const int64_t scale_cols = CeilDiv(cols, kGroupK);
+      data += row0 * cols;
+      PackDwords(data, cols, rows, weights, PackFp8);
+      for (int r = 0; r < rows; ++r)
+        for (int64_t k = cols / 4 * 4; k < cols; ++k) weights[(k / 4) * 128 + r * 4 + PackedByte(k)] = data[r * cols + k];
       auto* out = reinterpret_cast<float*>(scales);
       for (int64_t g = 0; g < num_groups; ++g) out[g] = E8M0ToFloat(source.scale[(row0 / kTileRows) * scale_cols + g]);
       break;
     }
     case WeightFormat::kBf16: {
-      const auto* data = static_cast<const uint16_t*>(source.data);
-      auto* out = reinterpret_cast<uint16_t*>(weights);
-      for (int r = 0; r < rows; ++r) {
-        const uint16_t* in = data + (row0 + r) * cols;
-        const int64_t pairs = cols / 2;
-        for (int64_t p = 0; p < pairs; ++p) std::memcpy(out + p * 64 + r * 2, in + p * 2, 4);
-        if (cols & 1) out[pairs * 64 + r * 2] = in[cols - 1];
+      data += row0 * cols * 2;
+      PackDwords(data, cols * 2, rows, weights, PackWide);
+      if (cols & 1) {
+        for (int r = 0; r < rows; ++r) std::memcpy(weights + cols / 2 * 128 + r * 4, data + (r + 1) * cols * 2 - 2, 2);
       }
       break;
     }
-    case WeightFormat::kF32: {
-      const auto* data = static_cast<const float*>(source.data);
-      auto* out = reinterpret_cast<float*>(weights);
-      for (int r = 0; r < rows; ++r) {
-        const float* in = data + (row0 + r) * cols;
-        for (int64_t k = 0; k < cols; ++k) out[k * kTileRows + r] = in[k];
-      }
+    case WeightFormat::kF32:
+      PackDwords(data + row0 * cols * 4, cols * 4, rows, weights, PackWide);
       break;
-    }
   }
 }
 
