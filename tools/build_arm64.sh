@@ -71,7 +71,7 @@ run_tests() {
   say "nano goldens"
   run "$DIR/tests/model/model_test" --gtest_brief=1 --gtest_filter='*Golden*:*Stages*'
   say "one answer of the demo model"
-  run "$DIR/src/cli/deepinfer" generate --model demo --chat "What is the capital of France?" --temperature 0 --max-tokens 64
+  run "$DIR/deepinfer" generate --model demo --chat "What is the capital of France?" --temperature 0 --max-tokens 64
 }
 
 case "$COMMAND" in

@@ -6,6 +6,8 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #include "core/cpu_features.h"
@@ -55,10 +57,40 @@ __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16"))) double PeakAvx51
 #endif
 #endif
 
+#if defined(__aarch64__)
+double PeakNeon(int64_t rounds) {
+  float32x4_t acc[16];
+  for (auto& a : acc) a = vdupq_n_f32(1.0f);
+  const float32x4_t x = vdupq_n_f32(0.001f);
+  for (int64_t i = 0; i < rounds; ++i) {
+#pragma GCC unroll 16
+    for (auto& a : acc) a = vfmaq_f32(a, x, x);
+  }
+  for (int i = 1; i < 16; ++i) acc[0] = vaddq_f32(acc[0], acc[i]);
+  Keep(&acc[0]);
+  return static_cast<double>(rounds) * 16 * 8;
+}
+
+__attribute__((target("arch=armv8.2-a+bf16"))) double PeakNeonBf16(int64_t rounds) {
+  float32x4_t acc[16];
+  for (auto& a : acc) a = vdupq_n_f32(1.0f);
+  const bfloat16x8_t x = vreinterpretq_bf16_u32(vdupq_n_u32(0x3c003c00));
+  for (int64_t i = 0; i < rounds; ++i) {
+#pragma GCC unroll 16
+    for (auto& a : acc) a = vbfdotq_f32(a, x, x);
+  }
+  for (int i = 1; i < 16; ++i) acc[0] = vaddq_f32(acc[0], acc[i]);
+  Keep(&acc[0]);
+  return static_cast<double>(rounds) * 16 * 16;
+}
+#endif
+
 double PeakWork(int64_t rounds) {
 #if defined(__x86_64__)
   if (ActiveCpuIsa() >= CpuIsa::kAvx512) return PeakAvx512(rounds);
   if (CpuSupports(CpuIsa::kAvx2)) return PeakAvx2(rounds);
+#elif defined(__aarch64__)
+  return ActiveCpuIsa() == CpuIsa::kNeonBf16 ? PeakNeonBf16(rounds) : PeakNeon(rounds);
 #endif
   float acc[16];
   for (float& a : acc) a = 1.0f;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The rate of the widest multiply-add of the active instruction set from registers alone (AVX-512: bf16 pairs, else
-// float32): the yardstick of every arithmetic figure. Measurements interleave it with what they measure.
+// The rate of the widest multiply-add of the active instruction set from registers alone (AVX-512 and ARM with bf16:
+// bf16 pairs, else float32): the yardstick of every arithmetic figure. Measurements interleave it with what they measure.
 #pragma once
 
 #include "core/threads.h"

@@ -15,7 +15,7 @@ constexpr double kMaxTokens = kMaxInt32;
 // Commands that load a model and run it.
 constexpr std::string_view kRunsModel = "generate,chat,serve,batch,eval,bench,debug logits,debug draft";
 // Commands that read a model directory.
-constexpr std::string_view kReadsModel = "generate,chat,serve,batch,eval,bench,debug,inspect";
+constexpr std::string_view kReadsModel = "generate,chat,serve,batch,eval,bench,debug,inspect,doctor";
 constexpr std::string_view kSamples = "generate,chat";
 
 std::vector<OptionSpec> MainRows() {
@@ -25,7 +25,7 @@ std::vector<OptionSpec> MainRows() {
       {.name = "model", .group = "Model", .commands = kReadsModel, .field = DI_FIELD(model.model),
        .help = "checkpoint directory, hub id (looked up in the local hub cache), or `demo` for the embedded model",
        .value_name = "DIR|ID|demo", .env_aliases = {"DEEPINFER_HF_MODEL_DIR"}},
-      {.name = "revision", .group = "Model", .commands = "generate,chat,serve,batch,eval,bench,debug,inspect,download", .field = DI_FIELD(model.revision),
+      {.name = "revision", .group = "Model", .commands = "generate,chat,serve,batch,eval,bench,debug,inspect,doctor,download", .field = DI_FIELD(model.revision),
        .help = "branch, tag or commit of a hub id; change it to pin a checkpoint", .value_name = "REV"},
       {.name = "device", .group = "Model", .commands = kRunsModel, .field = DI_FIELD(model.device),
        .help = "where the model runs; auto takes the best device found", .value_name = "auto|cpu|cuda[:N]|ascend[:N]",

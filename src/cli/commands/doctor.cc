@@ -1,19 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// doctor: what this machine offers and what is missing, with the command that installs it.
+// doctor: what this machine offers, how fast a model would run on it and what is missing, with the command that installs it.
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <map>
 #include <memory>
-#include <set>
-#include <thread>
 
 #include <dlfcn.h>
-#include <sched.h>
 #include <sys/statvfs.h>
 #include <sys/utsname.h>
 
@@ -25,46 +21,22 @@
 
 #include "backends/registry.h"
 #include "cli/commands.h"
+#include "cli/commands/doctor_machine.h"
+#include "cli/commands/doctor_model.h"
 #include "cli/input.h"
 #include "cli/version.h"
-#include "core/cpu_features.h"
 #include "core/escape.h"
 #include "core/json.h"
-#include "core/memory_info.h"
 #include "core/progress.h"
-#include "core/read_sweep.h"
 #include "core/threads.h"
 #include "hub/model_locator.h"
+#include "model/released_config.h"
 
 namespace deepinfer::cli {
 
 namespace {
 
 namespace fs = std::filesystem;
-
-// Small files of /proc and /sys; "" when there is none.
-std::string ReadLineOf(const std::string& path) {
-  std::ifstream file(path);
-  std::string line;
-  std::getline(file, line);
-  return line;
-}
-
-std::string AfterColon(const std::string& line) {
-  const size_t colon = line.find(':');
-  if (colon == std::string::npos) return {};
-  const size_t begin = line.find_first_not_of(" \t", colon + 1);
-  return begin == std::string::npos ? std::string() : line.substr(begin);
-}
-
-// Value of the first "key : value" line.
-std::string FieldOf(const std::string& path, const std::string& key) {
-  std::ifstream file(path);
-  for (std::string line; std::getline(file, line);) {
-    if (line.starts_with(key)) return AfterColon(line);
-  }
-  return {};
-}
 
 // Output of a fixed command line, at most 64 KiB; "" when it fails.
 std::string OutputOf(const char* command) {
@@ -81,83 +53,6 @@ bool CanLoad(const char* library) {
   if (handle == nullptr) return false;
   ::dlclose(handle);
   return true;
-}
-
-// --- CPU ---
-
-std::vector<int> AffinityCores() {
-  std::vector<int> cores;
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (::sched_getaffinity(0, sizeof(set), &set) != 0) return cores;
-  for (int i = 0; i < CPU_SETSIZE; ++i) {
-    if (CPU_ISSET(i, &set)) cores.push_back(i);
-  }
-  return cores;
-}
-
-// "0-3,8": ranges of consecutive numbers.
-std::string RangesText(const std::vector<int>& numbers) {
-  std::string out;
-  for (size_t i = 0; i < numbers.size();) {
-    size_t end = i;
-    while (end + 1 < numbers.size() && numbers[end + 1] == numbers[end] + 1) ++end;
-    out += fmt::format("{}{}", out.empty() ? "" : ",", numbers[i]);
-    if (end > i) out += fmt::format("-{}", numbers[end]);
-    i = end + 1;
-  }
-  return out;
-}
-
-Json CpuReport() {
-  std::string model = FieldOf("/proc/cpuinfo", "model name");
-  if (model.empty()) model = FieldOf("/proc/cpuinfo", "CPU part");
-  std::set<std::string> flags;
-  std::string text = FieldOf("/proc/cpuinfo", "flags");
-  if (text.empty()) text = FieldOf("/proc/cpuinfo", "Features");
-  for (size_t at = 0; at < text.size();) {
-    const size_t end = std::min(text.find(' ', at), text.size());
-    flags.insert(text.substr(at, end - at));
-    at = end + 1;
-  }
-  Json features = Json::array();
-  for (const char* name : {"avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512_vbmi",
-                           "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8", "asimd", "bf16", "i8mm", "sve"}) {
-    if (flags.contains(name)) features.push_back(name);
-  }
-  Json paths = Json::array();
-  for (const CpuIsa isa : SupportedCpuIsas()) paths.push_back(std::string(CpuIsaName(isa)));
-  const std::vector<int> cores = AffinityCores();
-  return Json{{"model", Escape(model)},
-              {"cores", std::thread::hardware_concurrency()},
-              {"affinity", RangesText(cores)},
-              {"available_cores", ThreadPool::NumAvailableCores()},
-              {"cgroup_limited", ThreadPool::NumAvailableCores() < static_cast<int>(cores.size())},
-              {"features", features},
-              {"supported_paths", paths},
-              {"path", std::string(CpuIsaName(BestCpuIsa()))}};
-}
-
-// --- Memory ---
-
-// Best of several passes over a buffer much larger than the caches, in GB/s; 0 if there is no memory for it.
-double MeasureReadBandwidth(int num_threads) {
-  ThreadPool pool(num_threads);
-  ReadSweep sweep(pool);
-  double best = 0;
-  for (int pass = 0; pass < 5; ++pass) best = std::max(best, sweep.Pass());
-  return best * 1e-9;
-}
-
-Json MemoryReport(int num_threads) {
-  const MemoryInfo memory = ReadMemoryInfo();
-  const double bandwidth = MeasureReadBandwidth(num_threads);
-  return Json{{"total_bytes", memory.total_bytes},
-              {"available_bytes", memory.available_bytes},
-              {"cgroup_limited", memory.is_limited_by_cgroup},
-              {"read_gb_per_s", std::round(bandwidth * 100) / 100},
-              {"read_threads", num_threads},
-              {"huge_pages", ReadLineOf("/sys/kernel/mm/transparent_hugepage/enabled")}};
 }
 
 // --- Disks ---
@@ -283,6 +178,8 @@ Json LibraryReport() {
 
 // --- What is missing ---
 
+constexpr int64_t kMemlockWanted = int64_t{1} << 30;
+
 void AddMissing(Json& missing, std::string what, std::string why, std::string fix) {
   missing.push_back({{"what", std::move(what)}, {"why", std::move(why)}, {"fix", std::move(fix)}});
 }
@@ -314,6 +211,29 @@ Json MissingReport(const Json& report) {
     AddMissing(missing, "vector instructions", "this processor has no AVX2 with FMA, so the slow scalar path runs",
                "use a machine with AVX2 or AVX-512");
   }
+  if (report["cpu"]["cgroup_limited"].get<bool>()) {
+    AddMissing(missing, "cores", "the control group allows fewer cores than the machine has", "start the container with a larger --cpus");
+  }
+  if (report["memory"]["huge_pages"].get<std::string>().find("[never]") != std::string::npos) {
+    AddMissing(missing, "huge pages", "transparent huge pages are off, so weights take more page table walks",
+               "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled");
+  }
+  const Json& limits = report["limits"];
+  if (!limits["io_uring"].get<bool>()) {
+    AddMissing(missing, "io_uring", limits["io_uring_why_not"].get<std::string>() + "; threads read files instead",
+               "sudo sysctl kernel.io_uring_disabled=0, or in a container a seccomp profile that allows io_uring");
+  } else if (!limits["memlock_bytes"].is_null() && limits["memlock_bytes"].get<int64_t>() < kMemlockWanted) {
+    AddMissing(missing, "locked memory", fmt::format("RLIMIT_MEMLOCK is {}, so disk reads cannot use registered buffers",
+                                                     FormatBytes(limits["memlock_bytes"].get<int64_t>())),
+               "ulimit -l unlimited (or LimitMEMLOCK=infinity in the service file)");
+  }
+  const Json& disk = report["disk_rate"];
+  if (disk.contains("error")) {
+    AddMissing(missing, "disk rate", disk["error"].get<std::string>(), "name a folder on the disk that shall hold the model: HF_HOME=DIR");
+  } else if (!disk["direct"].get<bool>()) {
+    AddMissing(missing, "direct reads", "the file system of " + disk["path"].get<std::string>() + " refuses O_DIRECT, so the page cache is read",
+               "keep the model on a local disk with ext4 or XFS");
+  }
   return missing;
 }
 
@@ -342,15 +262,27 @@ void PrintText(const Json& report, Output& out) {
   text.Row("system", str(report["system"]));
   const Json& cpu = report["cpu"];
   text.Row("cpu", str(cpu["model"]));
-  text.More(fmt::format("{} cores, {} usable here (affinity {}{})", cpu["cores"].get<int>(), cpu["available_cores"].get<int>(),
-                        str(cpu["affinity"]), cpu["cgroup_limited"].get<bool>() ? ", limited by the control group" : ""));
+  text.More(fmt::format("{} cores, {} socket(s), {} usable here (affinity {}{})", cpu["cores"].get<int>(), cpu["sockets"].get<int>(),
+                        cpu["available_cores"].get<int>(), str(cpu["affinity"]),
+                        cpu["cgroup_limited"].get<bool>() ? ", limited by the control group" : ""));
+  if (cpu["numa_nodes"].size() > 1) {
+    for (const Json& node : cpu["numa_nodes"]) text.More(fmt::format("NUMA node {}: processors {}", node["id"].get<int>(), str(node["cpus"])));
+  }
   text.More(fmt::format("features: {}", Joined(cpu["features"])));
   text.More(fmt::format("kernels: {} (possible: {})", str(cpu["path"]), Joined(cpu["supported_paths"])));
+  for (const Json& path : cpu["paths_not_used"]) text.More(fmt::format("not {}: the processor lacks {}", str(path["path"]), Joined(path["lacks"])));
+  text.More(fmt::format("multiplies and adds at {:.0f} GFLOP/s with {} threads", cpu["arithmetic_gflop_per_s"].get<double>(), cpu["threads"].get<int>()));
   const Json& memory = report["memory"];
   text.Row("memory", fmt::format("{} in all, {} available{}", FormatBytes(memory["total_bytes"].get<int64_t>()),
                                  FormatBytes(memory["available_bytes"].get<int64_t>()),
-                                 memory["cgroup_limited"].get<bool>() ? " (limited by the control group)" : ""));
-  text.More(fmt::format("reads {:.1f} GB/s with {} threads", memory["read_gb_per_s"].get<double>(), memory["read_threads"].get<int>()));
+                                 memory["cgroup_limited"].get<bool>()
+                                     ? fmt::format(" (the control group allows {})", FormatBytes(memory["limit_bytes"].get<int64_t>()))
+                                     : ""));
+  text.More(fmt::format("reads {:.1f} GB/s with 1 thread, {:.1f} with {}", memory["read_gb_per_s_1_thread"].get<double>(),
+                        memory["read_gb_per_s"].get<double>(), memory["read_threads"].get<int>()));
+  const Json& limits = report["limits"];
+  text.More(fmt::format("huge pages: {}; lockable: {}", memory["huge_pages"].get<std::string>().empty() ? "unknown" : str(memory["huge_pages"]),
+                        limits["memlock_bytes"].is_null() ? "unlimited" : FormatBytes(limits["memlock_bytes"].get<int64_t>())));
   bool first = true;
   for (const Json& disk : report["disks"]) {
     text.Row(first ? "disks" : "", fmt::format("{}: {} ({} on {}), {} free of {}", str(disk["purpose"]), str(disk["path"]),
@@ -358,6 +290,14 @@ void PrintText(const Json& report, Output& out) {
                                                FormatBytes(disk["total_bytes"].get<int64_t>())));
     first = false;
   }
+  const Json& rate = report["disk_rate"];
+  if (!rate.contains("error")) {
+    text.More(fmt::format("{} reads {:.2f} GB/s in order, {:.2f} GB/s at random (1 MiB pieces, {}, {}{})", str(rate["purpose"]),
+                          rate["sequential_gb_per_s"].get<double>(), rate["random_gb_per_s"].get<double>(), str(rate["reader"]),
+                          rate["direct"].get<bool>() ? "past the page cache" : "through the page cache",
+                          rate["temporary_file"].get<bool>() ? ", a temporary file" : ""));
+  }
+  text.More(fmt::format("io_uring: {}", limits["io_uring"].get<bool>() ? "yes" : "no, " + str(limits["io_uring_why_not"])));
   first = true;
   for (const Json& gpu : report["gpus"]) {
     text.Row(first ? "gpus" : "", fmt::format("{} {}{}{}", str(gpu["vendor"]), str(gpu["name"]),
@@ -376,6 +316,11 @@ void PrintText(const Json& report, Output& out) {
   const Json& demo = report["demo_model"]["path"];
   text.Row("models", fmt::format("demo: {}", demo.is_null() ? "not found" : str(demo)));
   for (const Json& model : report["hub_models"]) text.More("hub cache: " + str(model));
+  first = true;
+  for (const std::string& line : PredictionLines(report["prediction"])) {
+    text.Row(first ? "prediction" : "", line);
+    first = false;
+  }
   first = true;
   for (const Json& one : report["missing"]) {
     text.Row(first ? "missing" : "", fmt::format("{}: {}; {}", str(one["what"]), str(one["why"]), str(one["fix"])));
@@ -398,23 +343,47 @@ Json HubModels(const Environment& environment) {
   return models;
 }
 
+// The model that --model names, or the released one.
+Result<Json> Prediction(const Invocation& invocation, const Json& report) {
+  const auto rate = [](const Json& value) { return value.is_number() ? value.get<double>() * 1e9 : 0.0; };
+  const model::MachineRates rates{.memory_bytes_per_s = rate(report["memory"]["read_gb_per_s"]),
+                                  .flop_per_s = rate(report["cpu"]["arithmetic_gflop_per_s"]),
+                                  .disk_bytes_per_s = rate(report["disk_rate"].value("random_gb_per_s", Json(0)))};
+  const auto available = report["memory"]["available_bytes"].get<int64_t>();
+  if (!invocation.sources.IsSet("model")) {
+    DI_ASSIGN_OR_RETURN(const model::ModelConfig config, model::ModelConfig::FromJson(model::ReleasedConfigJson(), "the released model"));
+    return PredictionReport(config, "the released model", rates, available);
+  }
+  DI_ASSIGN_OR_RETURN(const std::string dir, ModelDir(invocation));
+  DI_ASSIGN_OR_RETURN(const model::ModelConfig config, model::ModelConfig::Load(dir));
+  return PredictionReport(config, Escape(invocation.config.model.model), rates, available);
+}
+
 Status RunDoctor(Invocation& invocation) {
   utsname system{};
   ::uname(&system);
   const int num_threads =
       invocation.config.model.threads > 0 ? static_cast<int>(invocation.config.model.threads) : ThreadPool::NumAvailableCores();
   const Result<std::string> demo = hub::ResolveModelDir("demo", {.environment = invocation.environment, .binary_dir = {}});
+  const bool has_model = invocation.sources.IsSet("model");
+  std::string folder = hub::HubCacheDir(invocation.environment);
+  if (has_model) {
+    DI_ASSIGN_OR_RETURN(folder, ModelDir(invocation));
+  }
   Json report = {{"version", Version()},
                  {"commit", Commit()},
                  {"backends", backends::AvailableBackends()},
                  {"system", fmt::format("{} {} {}", system.sysname, system.release, system.machine)},
-                 {"cpu", CpuReport()},
+                 {"cpu", CpuReport(num_threads)},
                  {"memory", MemoryReport(num_threads)},
+                 {"limits", LimitsReport()},
                  {"disks", DiskReport(invocation.environment)},
+                 {"disk_rate", DiskRateReport(has_model ? "model" : "hub cache", ExistingParent(folder).string())},
                  {"gpus", GpuReport()},
                  {"libraries", LibraryReport()},
                  {"demo_model", {{"path", demo.ok() ? Json(*demo) : Json(nullptr)}}},
                  {"hub_models", HubModels(invocation.environment)}};
+  DI_ASSIGN_OR_RETURN(report["prediction"], Prediction(invocation, report));
   report["missing"] = MissingReport(report);
   if (invocation.config.output.json) {
     invocation.out.Line(DumpJson(report));
@@ -428,7 +397,7 @@ Status RunDoctor(Invocation& invocation) {
 
 Command DoctorCommand() {
   return {.name = "doctor",
-          .summary = "what this machine offers, what is missing and the command that installs it",
+          .summary = "what this machine offers, how fast it is, and what is missing with the command that installs it",
           .usage = "",
           .run = RunDoctor,
           .arg_choices = {},
