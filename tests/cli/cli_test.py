@@ -762,6 +762,11 @@ class Doctor(CliTest):
         self.assertGreater(document["cpu"]["available_cores"], 0)
         self.assertIn(document["cpu"]["path"], document["cpu"]["supported_paths"])
         self.assertTrue(document["demo_model"]["path"])
+        self.assertGreater(document["cpu"]["arithmetic_gflop_per_s"], 0)
+        self.assertTrue("error" in document["disk_rate"] or document["disk_rate"]["random_gb_per_s"] > 0)
+        self.assertFalse(document["prediction"]["fits"] and document["prediction"]["needed_bytes"] > document["memory"]["total_bytes"])
+        self.assertGreater(document["prediction"]["decode_all_in_memory"]["tokens_per_s"], 0)
+        self.assertTrue(json.loads(run("doctor", "--json", "--model", "demo").stdout)["prediction"]["fits"])
         self.assertIn("memory", run("doctor").stdout.decode())
 
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 
 #include <fmt/format.h>
 
@@ -32,8 +33,9 @@ const char* BoundName(model::DecodeEstimate::Bound bound) {
 // Three digits are all that a prediction has.
 double Rounded(double x) {
   if (!(x > 0)) return 0;
-  const double unit = std::pow(10, std::floor(std::log10(x)) - 2);
-  return std::round(x / unit) * unit;
+  const int digits = 2 - static_cast<int>(std::floor(std::log10(x)));
+  const double unit = std::pow(10, std::abs(digits));
+  return digits > 0 ? std::round(x * unit) / unit : std::round(x / unit) * unit;
 }
 
 Json DecodeJson(const model::DecodeEstimate& estimate) {
