@@ -17,7 +17,7 @@ usage: ./build.sh [COMMAND] [OPTIONS]
   demo                   set up everything and let the embedded model answer a question
   test                   set up everything, build, run every test, then each fuzzer for 10 s
   fuzz NAME --seconds N  run one fuzzer by hand (log in bench/results/)
-  soak NAME --seconds N  run one long test by hand: engine, or slice (has one length); log in bench/results/
+  soak NAME --seconds N  run one long test by hand: engine, streaming, or slice (has one length); log in bench/results/
   package                stripped self-contained tarball in dist/
   wheel                  Python wheel in dist/
   clean                  remove build folders, .venv and dist/
@@ -246,6 +246,15 @@ case "$COMMAND" in
     ;;
   soak)
     name=${ARGS[0]:-}
+    if [ "$name" = streaming ]; then
+      [ "${ARGS[1]:-}" = --seconds ] && export DEEPINFER_SOAK_SECONDS=${ARGS[2]:?--seconds needs a number}
+      need_packages "${BASE_PACKAGES[@]}" python3
+      dir=$(build_dir)
+      configure "$dir"
+      ninja -C "$dir" -j"$JOBS" deepinfer make_slice
+      mkdir -p bench/results
+      exec tools/soak_streaming.sh "$(find "$dir/src/cli" -maxdepth 1 -type f -name deepinfer)" "$dir/tools/make_slice" bench/results/soak-streaming.log
+    fi
     case "$name" in
       slice) targets=(model/slice/slice_test) filter='*' ;;
       # Random traffic for --seconds on each of two engine layers and on a real model, and memory over 50,000 requests; see
@@ -255,7 +264,7 @@ case "$COMMAND" in
         export DEEPINFER_SOAK_REQUESTS=${DEEPINFER_SOAK_REQUESTS:-50000}
         ;;
       *)
-        echo "error: soak needs one of: engine slice" >&2
+        echo "error: soak needs one of: engine slice streaming" >&2
         exit 2
         ;;
     esac

@@ -22,6 +22,11 @@ struct EngineOptions {
   std::string device = "auto";         // auto, cpu, cuda[:N], ascend[:N]
   std::string numerics = "release";    // release, fp32, plain
   std::string cpu_pinning = "auto";    // auto, none, node, core: where compute threads may run
+  // Memory of the process ("24GiB"). Experts that do not fit beside the other weights and the caches are read from disk when a
+  // step needs them. auto: what the machine or the container has.
+  std::string memory_budget = "auto";
+  std::string expert_io = "auto";      // auto, uring, threads, mmap: how those experts are read
+  std::string pack_cache = "off";      // off, beside (the checkpoint), or a directory: a file of packed experts, made once
   std::string engram_io = "auto";      // auto, mmap, read, direct: how rows of the n-gram tables reach memory
   std::string cpu_isa = "auto";        // auto, scalar, avx2, avx512
   std::string load_format = "auto";    // auto; dummy = seeded weights, for measurements

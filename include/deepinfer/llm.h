@@ -125,6 +125,16 @@ class LLM {
   // temperature 1, top_p 0.95, max_tokens 1024.
   static SamplingParams ChatDefaults();
 
+  // Of a model whose experts are read from disk (EngineOptions::memory_budget), totals since it was loaded.
+  struct ExpertReads {
+    int64_t num_in_memory = 0, num_experts = 0;  // both 0: all experts are in memory
+    int64_t num_hits = 0, num_misses = 0;        // that steps wanted
+    int64_t num_prefetched = 0, num_prefetched_used = 0;
+    int64_t num_bytes = 0;
+    double wait_s = 0;
+  };
+  ExpertReads expert_reads() const;
+
   std::vector<int32_t> Encode(std::string_view text) const;
   // The prompt of a conversation as token ids.
   Result<std::vector<int32_t>> EncodeChat(const std::vector<ChatMessage>& messages, const ChatOptions& options = {}) const;

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/engine_options.h"
 
+#include <cstdio>
+
+#include <fmt/format.h>
+
 #include "cli/input.h"
 #include "core/file.h"
 #include "core/progress.h"
@@ -23,6 +27,17 @@ Result<std::unique_ptr<LLM>> LoadModel(const Invocation& invocation, Defaults de
   Progress progress("loading", {.quiet = invocation.config.log.quiet, .unit = ProgressUnit::kBytes, .clock = nullptr, .write_line = {}});
   options.progress = [&progress](int64_t done, int64_t total) { progress.Update(done, total); };
   return LLM::Load(std::move(options));
+}
+
+void PrintExpertReads(const LLM& llm) {
+  const LLM::ExpertReads reads = llm.expert_reads();
+  if (reads.num_in_memory == 0) return;
+  const int64_t wanted = reads.num_hits + reads.num_misses;
+  std::fputs(fmt::format("experts: {} of {} fit into memory, {:.1f} % of {} were there, {} read, waited {:.2f} s, {} of {} read ahead were used\n",
+                         reads.num_in_memory, reads.num_experts, wanted > 0 ? 100.0 * static_cast<double>(reads.num_hits) / static_cast<double>(wanted) : 0.0, wanted,
+                         FormatBytes(reads.num_bytes), reads.wait_s, reads.num_prefetched_used, reads.num_prefetched)
+                 .c_str(),
+             stderr);
 }
 
 std::string DecoderReplayOf(const ModelSourceConfig& config, Defaults defaults) {

@@ -15,6 +15,9 @@ using engine::Defaults;
 // Resolves --model and loads it, with a progress bar.
 Result<std::unique_ptr<LLM>> LoadModel(const Invocation& invocation, Defaults defaults);
 
+// One line on stderr about experts that were read from disk; nothing when all are in memory.
+void PrintExpertReads(const LLM& llm);
+
 // --decoder-replay in the library's terms.
 std::string DecoderReplayOf(const ModelSourceConfig& config, Defaults defaults);
 

@@ -33,6 +33,9 @@ struct ModelSourceConfig {
   std::string numerics = "release";   // release, fp32, plain
   std::string cpu_isa = "auto";       // auto, scalar, avx2, avx512
   std::string cpu_pinning = "auto";   // auto, none, node, core
+  std::string memory_budget = "auto";  // bytes, as 24GiB
+  std::string expert_io = "auto";      // auto, uring, threads, mmap
+  std::string pack_cache = "off";      // off, beside, or a directory
   std::string engram_io = "auto";     // auto, mmap, read, direct
   std::string load_format = "auto";   // auto, dummy
   std::string kv_format = "fp4";      // fp4, mxfp8: compressed KV records

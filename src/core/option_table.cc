@@ -52,6 +52,17 @@ std::vector<OptionSpec> MainRows() {
       {.name = "cpu-pinning", .group = "Model", .commands = kRunsModel, .field = DI_FIELD(model.cpu_pinning),
        .help = "where compute threads may run: anywhere (none), on their NUMA node, or on one core each; auto = node where there are several",
        .kind = kChoice, .choices = {"auto", "none", "node", "core"}},
+      {.name = "memory-budget", .group = "Model", .commands = "generate,chat,serve,batch,eval,bench,debug logits,debug draft,inspect", .field = DI_FIELD(model.memory_budget),
+       .help = "memory of the whole process, such as 24GiB: experts that do not fit beside the other weights and caches are read from disk when "
+               "a step needs them; auto = what the machine or container has, if the model does not fit",
+       .value_name = "SIZE|auto"},
+      {.name = "expert-io", .group = "Model", .commands = kRunsModel, .field = DI_FIELD(model.expert_io),
+       .help = "how those experts are read: io_uring, threads, or through the page cache (mmap); auto = io_uring where it can be had",
+       .kind = kChoice, .choices = {"auto", "uring", "threads", "mmap"}},
+      {.name = "pack-cache", .group = "Model", .commands = kRunsModel, .field = DI_FIELD(model.pack_cache),
+       .help = "write those experts once in the form of the kernels, beside the checkpoint or into a directory: the size of the experts on disk, "
+               "less work per read",
+       .value_name = "off|beside|DIR"},
       {.name = "engram-io", .group = "Model", .commands = kRunsModel, .field = DI_FIELD(model.engram_io),
        .help = "how rows of the n-gram tables reach memory: mapped files (mmap), batched reads through the page cache (read) or past it "
                "(direct); auto = mmap where the tables fit into free memory, else read",

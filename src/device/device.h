@@ -11,13 +11,19 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "core/dtypes.h"
 #include "core/status.h"
 #include "core/threads.h"
 #include "device/types.h"
+
+namespace deepinfer {
+class ReadFilter;  // core/async_reader.h
+}
 
 namespace deepinfer::device {
 
@@ -49,6 +55,33 @@ class ExpertBank {
 };
 struct HostExpert {
   HostMatrix w1, w3, w2;
+};
+
+// How a device reads experts when steps need them instead of keeping all of them in memory.
+struct ExpertStreaming {
+  struct File {
+    const uint8_t* data = nullptr;  // where it is mapped: HostMatrix pointers into it stand for places in the file
+    int64_t bytes = 0;
+    std::string path;
+  };
+  std::vector<File> files;
+  int64_t budget_bytes = 0;      // for all experts that are kept, and for reading more
+  std::string io = "auto";       // auto, uring, threads, mmap
+  std::string pack_path;         // file of packed experts, made when missing or stale; empty = none
+  std::string fingerprint;       // of the checkpoint, kept in that file
+  ReadFilter* filter = nullptr;  // tests: sees every read
+};
+struct ExpertStreamStats {
+  int64_t num_slots = 0;      // 0 = the device keeps all experts in memory
+  int64_t num_experts = 0;
+  int64_t expert_bytes = 0;   // of one, packed
+  int64_t num_hits = 0;       // experts of steps that were there, or on their way
+  int64_t num_misses = 0;
+  int64_t num_prefetched = 0;  // read before a step asked for them ...
+  int64_t num_useful = 0;      // ... and used by the next step
+  int64_t num_bytes = 0;       // read
+  int64_t wait_ns = 0;         // that steps waited for reads
+  std::string io;              // back end
 };
 
 // An input of matrix products in the form the device's kernels read (quantised, permuted, ...). Made by Prepare, reused
@@ -189,6 +222,18 @@ class Device {
   virtual Result<std::unique_ptr<Matrix>> CreateMatrix(std::span<const HostMatrix> parts) = 0;
   virtual Result<std::unique_ptr<Table>> CreateTable(const HostMatrix& table) = 0;
   virtual Result<std::unique_ptr<ExpertBank>> CreateExperts(std::span<const HostExpert> experts, const HostExpert& shared) = 0;
+
+  // Experts created from here on are read from their files when a step needs them. An op that meets a read error goes on
+  // with void values and leaves the error for TakeError.
+  virtual Status StreamExperts(ExpertStreaming) { return Unimplemented("this device keeps all experts in memory"); }
+  virtual bool streams_experts() const { return false; }
+  // All weights are created.
+  virtual Status FinishWeights() { return Status::Ok(); }
+  // Experts (host pointer) that a later Experts call of `bank` may want.
+  virtual void PrefetchExperts(const ExpertBank&, const int32_t* /*experts*/, int64_t /*count*/) {}
+  // Why results since the last call are void; OK when they are not.
+  virtual Status TakeError() { return Status::Ok(); }
+  virtual ExpertStreamStats expert_stats() const { return {}; }
 
   // ---- embedding and streams ----------------------------------------------------------------------------------------
   // trunk[t, j, :] = table[ids[t]] for j in 0..M-1. Rows with image_row[t] >= 0 take image_embeds[image_row[t]] instead,

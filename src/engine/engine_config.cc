@@ -35,6 +35,9 @@ void ApplyConfig(const Config& config, Defaults defaults, EngineOptions& options
   options.numerics = model.numerics;
   options.cpu_isa = model.cpu_isa;
   options.cpu_pinning = model.cpu_pinning;
+  options.memory_budget = model.memory_budget;
+  options.expert_io = model.expert_io;
+  options.pack_cache = model.pack_cache;
   options.engram_io = model.engram_io;
   options.load_format = model.load_format;
   options.num_threads = static_cast<int>(model.threads);

@@ -34,6 +34,7 @@ EngineStats::EngineStats(int64_t logging_interval, StatsOptions options, const S
       num_blocks_(static_cast<double>(scheduler.num_blocks - 1)),
       num_slots_(static_cast<double>(scheduler.num_state_slots() - 1)) {
   if (options_.registry != nullptr) metrics_ = std::make_unique<EngineMetrics>(*options_.registry, options_.role, options_.build);
+  if (options_.registry != nullptr && options_.expert_stats) expert_metrics_ = std::make_unique<ExpertMetrics>(*options_.registry);
   if (interval_ > 0) writer_ = std::make_unique<StatsWriter>(options_.sink);
   engine_step_.name = "engine_step";
   schedule_.name = "schedule";
@@ -43,6 +44,7 @@ EngineStats::EngineStats(int64_t logging_interval, StatsOptions options, const S
 }
 
 void EngineStats::OnStep(const StepSample& sample) {
+  if (expert_metrics_ != nullptr) expert_metrics_->Update(options_.expert_stats());
   if (metrics_ != nullptr) metrics_->OnStep(sample, previous_, static_cast<double>(sample.num_used_blocks) / num_blocks_);
   const StepTiming& t = sample.timing;
   if (t.kind != StepKind::kNone && interval_ > 0) {

@@ -7,6 +7,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "deepinfer/output.h"
 #include "engine/engine_metrics.h"
 #include "engine/stats_writer.h"
+#include "engine/expert_metrics.h"
 #include "engine/step_sample.h"
 #include "model/flops.h"
 
@@ -28,6 +30,7 @@ struct StatsOptions {
   double bf16_peak_flops = 0;          // of the device, per second; 0 = unknown, no MFU
   StatsWriter::Sink sink;              // null: the log
   MetricsRegistry* registry = nullptr;  // null: nothing is published
+  std::function<device::ExpertStreamStats()> expert_stats;  // of a device that streams experts; null otherwise
   std::string role = "normal";
   BuildLabels build;
 };
@@ -86,6 +89,7 @@ class EngineStats {
   const size_t num_draft_positions_;
   const double num_blocks_, num_slots_;
   std::unique_ptr<EngineMetrics> metrics_;  // null without registry
+  std::unique_ptr<ExpertMetrics> expert_metrics_;  // null without registry or streamed experts
   std::unique_ptr<StatsWriter> writer_;     // null without lines
 
   StepSample previous_;

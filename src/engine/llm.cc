@@ -10,6 +10,7 @@
 #include "constrain/structured_output.h"
 #include "constrain/xgrammar_backend.h"
 #include "core/json.h"
+#include "device/device.h"
 #include "engine/async_engine.h"
 #include "engine/load.h"
 #include "protocols/answer_grammar.h"
@@ -395,6 +396,12 @@ int LLM::vocab_size() const { return impl_->engine->config().vocab_size; }
 int64_t LLM::max_model_len() const { return impl_->engine->model().max_model_len(); }
 int LLM::eos_token_id() const { return impl_->engine->generator().eos_token_id(); }
 const std::string& LLM::model_dir() const { return impl_->engine->model_dir(); }
+LLM::ExpertReads LLM::expert_reads() const {
+  const device::ExpertStreamStats s = impl_->engine->model().device().expert_stats();
+  if (s.num_slots == 0) return {};
+  return {s.num_slots, s.num_experts, s.num_hits, s.num_misses, s.num_prefetched, s.num_useful, s.num_bytes, 1e-9 * static_cast<double>(s.wait_ns)};
+}
+
 double LLM::load_s() const { return impl_->engine->load_s(); }
 
 }  // namespace deepinfer

@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 
 #include "backends/registry.h"
+#include "core/byte_size.h"
 #include "core/clock.h"
 #include "core/cpu_features.h"
 #include "core/escape.h"
@@ -29,6 +30,7 @@
 #include "model/cache.h"
 #include "model/checkpoint.h"
 #include "model/engram_reader.h"
+#include "model/expert_files.h"
 #include "model/flops.h"
 #include "model/memory_estimate.h"
 
@@ -60,8 +62,6 @@ std::array<uint8_t, 32> RandomBytes() {
   return bytes;
 }
 
-// What the keys of cached prefixes depend on. The weights' digest takes long to compute: a random one keeps the keys of
-// this process apart from all others, and nothing is stored.
 // Tables that do not fit beside the weights are read row by row instead of faulted in.
 Status ChooseEngramIo(const LoadOptions& options, const model::ModelConfig& config, model::LoadOptions& load) {
   model::MemoryPlan plan;
@@ -73,6 +73,8 @@ Status ChooseEngramIo(const LoadOptions& options, const model::ModelConfig& conf
   return Status::Ok();
 }
 
+// What the keys of cached prefixes depend on. The weights' digest takes long to compute: a random one keeps the keys of
+// this process apart from all others, and nothing is stored.
 Result<CacheFingerprint> MakeFingerprint(const LoadOptions& options, model::Numerics numerics, const std::string& model_dir,
                                          const model::ModelConfig& config) {
   CacheFingerprint print;
@@ -109,6 +111,7 @@ struct Engine::Parts {
   std::unique_ptr<ModelSlots> slots;
   std::unique_ptr<AsyncEngine> async_engine;  // goes before what it uses
   double load_s = 0;
+  int64_t cache_bytes = 0;  // for the caches of requests, where a memory budget limits them; 0 = what is free
 
   int draft_block() const { return config.num_draft_stages > 0 ? config.dspark_block_size : 0; }
   // The cost of decode steps: what an earlier start has measured, or measured now.
@@ -160,6 +163,10 @@ struct Engine::Parts {
     request.available_bytes = memory.available_bytes;
     request.utilization = options.gpu_memory_utilization;
     request.num_kv_blocks = options.num_kv_blocks;
+    if (cache_bytes > 0 && cache_bytes < memory.available_bytes) {
+      request.total_bytes = request.available_bytes = cache_bytes;
+      request.utilization = 1;
+    }
     request.block_bytes = sizes.block_stride;
     request.slot_bytes = sizes.state_bytes;
     request.slots_ratio = options.num_state_slots_ratio;
@@ -224,6 +231,7 @@ Result<AsyncEngine*> Engine::async_engine() {
   }
   DI_ASSIGN_OR_RETURN(options.grammars, MakeGrammarOptions(load, *load.clock));
   options.core.stats.registry = load.registry;
+  if (parts.device->streams_experts()) options.core.stats.expert_stats = [device = parts.device] { return device->expert_stats(); };
   options.core.stats.build = load.build;
   options.core.stats.flops = std::make_shared<model::FlopsModel>(parts.config);
   options.core.stats.drops_prompt_rows = scheduler.decoder_keep > 0 && load.decoder_replay != "mask";
@@ -282,11 +290,19 @@ Result<std::unique_ptr<Engine>> LoadEngine(LoadOptions options) {
     return InvalidArgument(fmt::format("spec_verify is \"{}\" but must be reject or exact", Escape(options.spec_verify, 64)), "spec_verify");
   DI_ASSIGN_OR_RETURN(parts.token_blacklist,
                       ParseIdRanges(options.decode_token_blacklist, "decode_token_blacklist", parts.config.vocab_size));
+  int64_t budget_bytes = 0;
+  if (options.memory_budget != "auto") {
+    DI_ASSIGN_OR_RETURN(budget_bytes, ParseByteSize(options.memory_budget, "memory_budget"));
+    if (budget_bytes == 0) return InvalidArgument("memory_budget is 0 but must be a size such as 24GiB, or auto", "memory_budget");
+  }
+  if (options.expert_io != "auto" && options.expert_io != "uring" && options.expert_io != "threads" && options.expert_io != "mmap")
+    return InvalidArgument(fmt::format("expert_io is \"{}\" but must be auto, uring, threads or mmap", Escape(options.expert_io, 64)), "expert_io");
   std::shared_ptr<const model::Checkpoint> checkpoint;
   if (!is_dummy) {
     DI_ASSIGN_OR_RETURN(std::unique_ptr<model::Checkpoint> opened, model::Checkpoint::Open(parts.model_dir));
     checkpoint = std::move(opened);
   }
+  model::Residency residency;
   if (options.check_memory) {
     model::MemoryPlan plan;
     plan.numerics = parts.numerics;
@@ -299,10 +315,24 @@ Result<std::unique_ptr<Engine>> LoadEngine(LoadOptions options) {
     plan.chunk_tokens = std::min(options.prefill_chunk_tokens, max_len);
     const model::MemoryNeed need = model::EstimateMemory(parts.config, plan);
     const MemoryInfo memory = ReadMemoryInfo();
-    DI_RETURN_IF_ERROR(model::CheckMemory(need, memory.available_bytes));
+    int64_t resident_bytes = need.weight_bytes;
+    if (is_dummy) {
+      DI_RETURN_IF_ERROR(model::CheckMemory(need, memory.available_bytes));
+    } else {
+      DI_ASSIGN_OR_RETURN(residency, model::PlanResidency(parts.config, model::SummarizeInventory(parts.config, false), plan, need, budget_bytes,
+                                                          memory.available_bytes));
+      if (residency.streams_experts) resident_bytes += residency.expert_budget - residency.expert_bytes;
+      // The caches of requests that run together get a share of their own, so that the sum stays within the budget.
+      if (budget_bytes > 0 || residency.streams_experts) {
+        const int64_t limit = budget_bytes > 0 ? std::min(budget_bytes, memory.available_bytes) : memory.available_bytes;
+        const int64_t share = residency.streams_experts ? std::min(limit / 32, residency.expert_budget / 2) : limit - need.total();
+        parts.cache_bytes = need.cache_bytes + std::max<int64_t>(share, 0);
+        if (residency.streams_experts) residency.expert_budget -= std::max<int64_t>(share, 0);
+      }
+    }
     if (options.max_model_len == 0 && options.fit_max_model_len) {
       parts.options = options;
-      DI_ASSIGN_OR_RETURN(options.max_model_len, parts.FittingModelLen(memory, need.weight_bytes));
+      DI_ASSIGN_OR_RETURN(options.max_model_len, parts.FittingModelLen(memory, resident_bytes));
     }
   }
   DI_ASSIGN_OR_RETURN(parts.tokenizer, text::Tokenizer::Load(parts.model_dir));
@@ -321,6 +351,14 @@ Result<std::unique_ptr<Engine>> LoadEngine(LoadOptions options) {
   if (is_dummy) {
     DI_ASSIGN_OR_RETURN(std::unique_ptr<model::Checkpoint> made, model::Checkpoint::Dummy(parts.config, 0));
     checkpoint = std::move(made);
+  }
+
+  if (residency.streams_experts) {
+    device::ExpertStreaming streaming = model::ExpertFiles(*checkpoint);
+    streaming.budget_bytes = residency.expert_budget;
+    streaming.io = options.expert_io;
+    streaming.pack_path = model::PackPath(*checkpoint, options.pack_cache);
+    DI_RETURN_IF_ERROR(parts.device->StreamExperts(std::move(streaming)));
   }
 
   model::LoadOptions load;

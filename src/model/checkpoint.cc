@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <cstring>
 #include <dirent.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <tuple>
 #include <unordered_map>
@@ -369,6 +370,11 @@ Status Checkpoint::CheckMapped() const {
                                 "and start again", shard.path()));
   }
   return Status::Ok();
+}
+
+void Checkpoint::DropPages() const {
+  for (const SafetensorsFile& shard : shards_)
+    ::madvise(const_cast<uint8_t*>(shard.mapped_data()), static_cast<size_t>(shard.file_bytes()), MADV_DONTNEED);
 }
 
 int64_t Checkpoint::payload_bytes() const {

@@ -51,6 +51,9 @@ class Checkpoint {
   // kBadModel naming the shard when a mapped page could not be read since it was opened: what was computed from it is wrong.
   Status CheckMapped() const;
 
+  // Mapped pages leave the process's memory until they are used again.
+  void DropPages() const;
+
   // Reads every byte and refuses non-finite values in BF16, F16 and F32 tensors and NaN codes in
   // FP8 tensors and scales; the error names the tensor and the element. progress(bytes done, bytes
   // total) is called from the calling thread.

@@ -14,7 +14,7 @@
 
 #include "core/escape.h"
 #include "model/checkpoint.h"
-#include "model/finite.h"
+#include "core/finite.h"
 
 namespace deepinfer::model {
 

@@ -167,6 +167,7 @@ Status Model::Impl::RunDraftBlock(std::span<const DraftChunk> chunks, int num_dr
   const float* pre = ws.one_hot.as<float>();
   for (int i = 0; i < config.num_draft_stages; ++i)
     pre = RunLayer(weights.stages[static_cast<size_t>(i)], config.num_hidden_layers + i, true, pre, tracer);
+  DI_RETURN_IF_ERROR(device->TakeError());
 
   // [collapsed stream | Markov embedding of the token before] feeds the confidence head.
   const Act cat = ActOf(ws.draft_cat, h + rank);

@@ -18,6 +18,9 @@ namespace {
 
 int64_t Bytes32(int64_t n) { return n * 4; }
 
+// Steps with more rows want so many experts of the next layer that a guess is of no use.
+constexpr int64_t kMaxGuessRows = 4;
+
 }  // namespace
 
 device::HyperConnectionSite Model::Impl::Site(const SiteWeights& site) const {
@@ -401,6 +404,17 @@ void Model::Impl::RunMoe(const LayerWeights& w, int layer, bool is_draft, Tracer
   experts.weights = router.weights;
   experts.swiglu_limit = config.swiglu_limit;
   experts.out = y;
+  if (!is_draft && t <= kMaxGuessRows && device->streams_experts() && layer + 1 < config.num_hidden_layers) {
+    // The next layer's router on this layer's input: a cheap guess of what to read next.
+    const LayerWeights& next = weights.layers[static_cast<size_t>(layer) + 1];
+    router.gate = next.gate.get();
+    router.bias = next.gate_bias.as<float>();
+    router.bias_image = next.gate_bias_image.data() != nullptr ? next.gate_bias_image.as<float>() : nullptr;
+    router.experts = ws.guess_experts.as<int32_t>();
+    router.weights = ws.guess_weights.as<float>();
+    device->Route(router, t);
+    device->PrefetchExperts(*next.experts, router.experts, t * k);
+  }
   device->Experts(arithmetic, experts, t);
   Mark(layer, Stage::kExperts);
 }
@@ -678,7 +692,10 @@ Result<std::span<const float>> Model::Forward(std::span<const SequenceChunk> chu
         offset = 0;
       }
     }
-    DI_RETURN_IF_ERROR(impl.RunStep(pieces, trace));
+    Status status = impl.RunStep(pieces, trace);
+    // Taken even when the step failed for another reason: it belongs to no later one.
+    if (Status read = impl.device->TakeError(); status.ok()) status = std::move(read);
+    DI_RETURN_IF_ERROR(status);
     for (const Piece& piece : pieces) {
       Sequence& sequence = *piece.sequence;
       const size_t before = sequence.ids_.size();

@@ -12,6 +12,8 @@ namespace deepinfer::model {
 namespace {
 
 constexpr int64_t kBlockTokens = 128;
+// Program, libraries, tokenizer, threads, requests.
+constexpr int64_t kProcessBytes = int64_t{96} << 20;
 
 int64_t CeilDiv(int64_t a, int64_t b) {
   return (a + b - 1) / b;
@@ -76,6 +78,34 @@ MemoryNeed EstimateMemory(const ModelConfig& config,
   need.workspace_bytes = 4 * (plan.chunk_tokens * row_floats + 64 * index_row_floats +
                               16 * int64_t{config.vocab_size});
   return need;
+}
+
+Result<Residency> PlanResidency(const ModelConfig& config, const InventorySummary& summary, const MemoryPlan& plan, const MemoryNeed& need,
+                                int64_t budget_bytes, int64_t available_bytes) {
+  Residency r;
+  const PartSize& routed = summary.part(ModelPart::kRoutedExperts);
+  r.expert_bytes = routed.num_bytes + (plan.with_draft ? summary.part(ModelPart::kDraftExperts).num_bytes : 0);
+  r.fixed_bytes = need.total() - r.expert_bytes;
+  const int64_t limit = budget_bytes > 0 ? std::min(budget_bytes, available_bytes) : available_bytes;
+  r.expert_budget = r.expert_bytes;
+  if (need.total() + (budget_bytes > 0 ? kProcessBytes : 0) <= limit) return r;
+  r.streams_experts = true;
+  r.fixed_bytes += kProcessBytes;
+  r.expert_budget = limit - r.fixed_bytes;
+  // A few experts: those of a token, and memory for reads under way.
+  const int64_t one = routed.num_bytes / std::max<int64_t>(int64_t{config.num_hidden_layers} * config.n_routed_experts, 1);
+  const int64_t least = r.fixed_bytes + (config.num_experts_per_tok + 2) * one;
+  if (limit >= least) return r;
+  const std::string parts = fmt::format("weights other than experts {}, caches {}, workspace {}, a few experts {}", FormatBytes(need.weight_bytes - r.expert_bytes),
+                                        FormatBytes(need.cache_bytes), FormatBytes(need.workspace_bytes), FormatBytes(least - r.fixed_bytes));
+  if (budget_bytes > 0 && budget_bytes <= available_bytes)
+    return Status(StatusCode::kResourceExhausted,
+                  fmt::format("the memory budget is {} but at least {} are needed ({}); raise --memory-budget or lower --max-model-len", FormatBytes(budget_bytes),
+                              FormatBytes(least), parts),
+                  "memory_budget");
+  return ResourceExhausted(fmt::format("the model needs at least {} of memory even with experts read from disk ({}) but {} is available; use a machine with more "
+                                       "memory, raise the container's memory limit or lower --max-model-len",
+                                       FormatBytes(least), parts, FormatBytes(available_bytes)));
 }
 
 Status CheckMemory(const MemoryNeed& need, int64_t available_bytes) {

@@ -41,6 +41,17 @@ MemoryNeed EstimateMemory(const ModelConfig& config,
                           const InventorySummary& summary,
                           const MemoryPlan& plan);
 
+// Which weights stay in memory for a budget of the whole process.
+struct Residency {
+  bool streams_experts = false;  // read from disk when a step needs them
+  int64_t expert_bytes = 0;      // of all routed experts, drafts' included where loaded
+  int64_t fixed_bytes = 0;       // everything else: dense weights, caches, workspace
+  int64_t expert_budget = 0;     // for experts
+};
+// budget_bytes 0: what is available. kResourceExhausted: not even the rest fits; says how much is needed.
+Result<Residency> PlanResidency(const ModelConfig& config, const InventorySummary& summary, const MemoryPlan& plan, const MemoryNeed& need,
+                                int64_t budget_bytes, int64_t available_bytes);
+
 // kResourceExhausted when `need` exceeds what is available, with both numbers and what to do.
 Status CheckMemory(const MemoryNeed& need, int64_t available_bytes);
 

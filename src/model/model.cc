@@ -66,6 +66,7 @@ Status Model::Impl::Init() {
       DI_ASSIGN_OR_RETURN(engram_fetched.emplace_back(), device->CreateTable(engram_reader->View(e)));
     }
   }
+  DI_RETURN_IF_ERROR(device->FinishWeights());
 
   const int max_backtracking = std::max(6, config.dspark_block_size + 1);
   if (options.decoder_replay != DecoderReplay::kOff) {
@@ -167,6 +168,8 @@ Status Model::Impl::EnsureWorkspace(int64_t rows, int64_t sequences) {
   const int64_t k = std::max(c.num_experts_per_tok, c.dspark_num_experts_per_tok);
   ints(ws.experts, t * k);
   ints(ws.expert_weights, t * k);
+  ints(ws.guess_experts, t * k);
+  ints(ws.guess_weights, t * k);
   ints(ws.biased, t * std::max(c.n_routed_experts, c.dspark_n_routed_experts));
   if (!c.engram_layer_ids.empty()) {
     act(ws.engram_e, t, c.engram_num_columns() * c.engram_head_dim);

@@ -41,7 +41,7 @@ struct Workspace {
   device::Buffer collapsed, x, y, qa_kv, qr, q, keys, attn_out, attn_trace, o_low;
   device::Buffer products, latent, index_raw, key_trace;
   device::Buffer index_q, index_w, selected, num_selected, candidates, num_candidates;
-  device::Buffer experts, expert_weights, biased;
+  device::Buffer experts, expert_weights, guess_experts, guess_weights, biased;
   device::Buffer engram_e, engram_kv, gate;
   device::Buffer taps, tail_taps, tail_rope, tail_sequences, main, context_raw, context_keys;
   device::Buffer draft_cat, draft_logits, draft_bias, draft_tokens, draft_confidence;

@@ -44,6 +44,7 @@ class SafetensorsFile {
   const std::vector<TensorView>& tensors() const { return tensors_; }  // in header order
   // nullptr if there is none of that name.
   const TensorView* Find(std::string_view name) const;
+  const uint8_t* mapped_data() const { return file_.data(); }  // the whole file
   // Byte offset of a view of this file, for readers that do not go through the map.
   int64_t OffsetInFile(const TensorView& view) const { return view.data - file_.data(); }
 

@@ -10,7 +10,7 @@
 
 #include <fmt/format.h>
 
-#include "model/finite.h"
+#include "core/finite.h"
 #include "model/read_ahead.h"
 
 namespace deepinfer::model {
@@ -25,10 +25,11 @@ class Loader {
  public:
   Loader(const Checkpoint& checkpoint, device::Device& device, const std::function<void(int64_t, int64_t)>& progress,
          int64_t total_bytes)
-      : checkpoint_(checkpoint), device_(device), progress_(progress), total_bytes_(total_bytes), ahead_(LoadOrder(checkpoint)) {}
+      : checkpoint_(checkpoint), device_(device), progress_(progress), total_bytes_(total_bytes), ahead_(LoadOrder(checkpoint, device.streams_experts())) {}
 
   // A matrix in stored form. Rows [first_row, first_row + num_rows) of it; num_rows < 0: all.
-  Result<HostMatrix> View(const std::string& name, int64_t first_row = 0, int64_t num_rows = -1) {
+  // is_deferred: nothing is read now; the device checks the values when it reads them.
+  Result<HostMatrix> View(const std::string& name, int64_t first_row = 0, int64_t num_rows = -1, bool is_deferred = false) {
     DI_ASSIGN_OR_RETURN(const TensorView tensor, checkpoint_.Get(name));
     if (tensor.shape.size() != 2) return BadModel(fmt::format("tensor {} must have two dimensions", name));
     HostMatrix m;
@@ -49,7 +50,7 @@ class Loader {
     m.host_data = tensor.data + first_row * row_bytes;
     // A NaN does not always reach the logits: it may change which experts are chosen, or drown in a comparison. The n-gram
     // tables, which are huge and stay unread here, are left to `inspect --verify`.
-    if (!is_table)
+    if (!is_table && !is_deferred)
       DI_RETURN_IF_ERROR(CheckFinite(tensor.dtype, tensor.data + first_row * row_bytes, first_row * tensor.dim(1), m.rows * row_bytes, name));
     if (tensor.dtype == DType::kF8E4M3 || tensor.dtype == DType::kI8) {
       const std::string scale_name = name.substr(0, name.size() - std::string_view(".weight").size()) + ".scale";
@@ -59,10 +60,10 @@ class Loader {
         return BadModel(fmt::format("tensor {} is cut at row {}, which is no multiple of its scale block of 32", name, first_row));
       m.host_scale = scale.data + (per_tile ? first_row / 32 : first_row) * scale.dim(1);
       // The scales of the huge tables stay unread.
-      if (!is_table && std::memchr(m.host_scale, 0xff, static_cast<size_t>((per_tile ? (m.rows + 31) / 32 : m.rows) * scale.dim(1))))
+      if (!is_table && !is_deferred && std::memchr(m.host_scale, 0xff, static_cast<size_t>((per_tile ? (m.rows + 31) / 32 : m.rows) * scale.dim(1))))
         return BadModel(fmt::format("tensor {} holds a NaN scale; the file is damaged, download it again", scale_name));
     }
-    Done(m.rows * row_bytes, is_table ? 0 : m.rows * row_bytes);
+    Done(m.rows * row_bytes, is_table || is_deferred ? 0 : m.rows * row_bytes);
     return m;
   }
 
@@ -140,16 +141,16 @@ class Loader {
     if (checkpoint_.Find(ffn + "gate.bias_vl") != nullptr) {
       DI_ASSIGN_OR_RETURN(w.gate_bias_image, Floats(ffn + "gate.bias_vl"));
     }
-    const auto expert = [&](const std::string& name) -> Result<device::HostExpert> {
+    const auto expert = [&](const std::string& name, bool is_deferred = false) -> Result<device::HostExpert> {
       device::HostExpert e;
-      DI_ASSIGN_OR_RETURN(e.w1, View(name + ".w1.weight"));
-      DI_ASSIGN_OR_RETURN(e.w3, View(name + ".w3.weight"));
-      DI_ASSIGN_OR_RETURN(e.w2, View(name + ".w2.weight"));
+      DI_ASSIGN_OR_RETURN(e.w1, View(name + ".w1.weight", 0, -1, is_deferred));
+      DI_ASSIGN_OR_RETURN(e.w3, View(name + ".w3.weight", 0, -1, is_deferred));
+      DI_ASSIGN_OR_RETURN(e.w2, View(name + ".w2.weight", 0, -1, is_deferred));
       return e;
     };
     std::vector<device::HostExpert> experts;
     for (int e = 0; e < num_experts; ++e) {
-      DI_ASSIGN_OR_RETURN(experts.emplace_back(), expert(fmt::format("{}experts.{}", ffn, e)));
+      DI_ASSIGN_OR_RETURN(experts.emplace_back(), expert(fmt::format("{}experts.{}", ffn, e), device_.streams_experts()));
     }
     DI_ASSIGN_OR_RETURN(const device::HostExpert shared, expert(ffn + "shared_experts"));
     DI_ASSIGN_OR_RETURN(w.experts, device_.CreateExperts(experts, shared));
@@ -186,6 +187,8 @@ class Loader {
       for (size_t i = 0; i < qk.size(); ++i) qk[i] *= k[i];
       DI_ASSIGN_OR_RETURN(w.engram_qk, Upload(qk));
     }
+    // Memory is short then: what was packed is not needed twice.
+    if (device_.streams_experts()) checkpoint_.DropPages();
     return Status::Ok();
   }
 
@@ -243,12 +246,13 @@ class Loader {
                                 name, first + bad));
   }
 
-  // The files in the order of Load, tables left out: only single rows of those are ever read.
-  static std::vector<ReadAhead::Extent> LoadOrder(const Checkpoint& checkpoint) {
+  // The files in the order of Load, tables left out: only single rows of those are ever read. Streamed experts are read later.
+  static std::vector<ReadAhead::Extent> LoadOrder(const Checkpoint& checkpoint, bool streams_experts) {
     std::vector<std::tuple<int, const uint8_t*, int64_t>> parts;
     for (const auto& [name, tensor] : checkpoint.tensors()) {
       if (tensor.shard_idx < 0) return {};  // in memory
       if (name.ends_with(".engram.embed.weight") || name.ends_with(".engram.embed.scale") || name.starts_with("vision.")) continue;
+      if (streams_experts && name.find(".ffn.experts.") != std::string::npos) continue;
       const auto number = [&name](size_t begin) { return std::atoi(name.c_str() + begin); };
       const int turn = name.starts_with("layers.") ? 1 + number(7) : name.starts_with("mtp.") ? 1'000'000 + number(4) : 0;
       parts.emplace_back(turn, tensor.data, tensor.num_bytes);

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "backends/cpu/expert_cache.h"
 #include "backends/cpu/kernels/attention.h"
 #include "backends/cpu/kernels/index.h"
 #include "backends/cpu/kernels/matmul.h"
@@ -46,6 +47,14 @@ class CpuDevice final : public device::Device {
   Result<std::unique_ptr<device::Table>> CreateTable(const device::HostMatrix& table) override;
   Result<std::unique_ptr<device::ExpertBank>> CreateExperts(std::span<const device::HostExpert> experts,
                                                             const device::HostExpert& shared) override;
+  Status StreamExperts(device::ExpertStreaming streaming) override;
+  bool streams_experts() const override { return expert_cache_ != nullptr; }
+  Status FinishWeights() override { return expert_cache_ != nullptr ? expert_cache_->Finish() : Status::Ok(); }
+  void PrefetchExperts(const device::ExpertBank& bank, const int32_t* experts, int64_t count) override;
+  Status TakeError() override { return expert_cache_ != nullptr ? expert_cache_->TakeError() : Status::Ok(); }
+  device::ExpertStreamStats expert_stats() const override {
+    return expert_cache_ != nullptr ? expert_cache_->stats() : device::ExpertStreamStats();
+  }
 
   void Embed(const Arithmetic& a, const device::Table& table, const int32_t* ids, const int32_t* image_row,
              const float* image_embeds, int64_t rows, int streams, int64_t hidden, Act trunk) override;
@@ -114,6 +123,7 @@ class CpuDevice final : public device::Device {
   float* Scratch(int thread_idx, int slot, int64_t num_floats);
 
   std::unique_ptr<ThreadPool> pool_;
+  std::unique_ptr<ExpertCache> expert_cache_;  // null: all experts are in memory
   const RowOps& row_ops_;
   struct ThreadScratch {
     std::vector<float> slots[6];

@@ -67,9 +67,10 @@ class CpuExpertBank final : public device::ExpertBank {
     PackedMatrix down;
     ExpertWeights View() const { return {&gate_up, &down}; }
   };
+  int streamed = -1;            // its number in the expert cache; -1: `experts` holds them
   std::vector<Expert> experts;
   Expert shared;
-  std::vector<ExpertWeights> views;  // of `experts`
+  std::vector<ExpertWeights> views;  // of `experts`; streamed: empty ones
   ExpertWeights shared_view;
 };
 

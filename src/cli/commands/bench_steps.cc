@@ -14,15 +14,18 @@
 #include "cli/svg.h"
 #include "core/arithmetic_peak.h"
 #include "core/clock.h"
+#include "core/disk_sweep.h"
 #include "core/json.h"
 #include "core/memory_info.h"
 #include "core/progress.h"
 #include "core/read_sweep.h"
+#include "device/device.h"
 #include "model/flops.h"
 #include "model/inventory.h"
 #include "model/memory_estimate.h"
 #include "model/sequence.h"
 #include "model/stage_clock.h"
+#include "model/streaming_forecast.h"
 
 namespace deepinfer::cli {
 
@@ -85,7 +88,21 @@ struct Measurement {
   std::vector<double> step_s;  // one decode step of the whole batch
   std::vector<double> sweep_bytes_per_s;
   std::vector<double> peak_flops;  // of the arithmetic, on the same threads
+  std::vector<double> disk_bytes_per_s;  // random reads between the repeats, with experts on disk
+  device::ExpertStreamStats experts;     // of the measured decode steps
 };
+
+// Random reads of the size that experts have, from the checkpoint's files.
+Result<double> DiskRate(engine::Engine& engine, int64_t repeat) {
+  DI_ASSIGN_OR_RETURN(const auto checkpoint, model::Checkpoint::Open(engine.model_dir()));
+  std::vector<std::string> paths;
+  for (const auto& shard : checkpoint->shards()) paths.push_back(shard.path());
+  DiskSweepOptions disk;
+  disk.backend = engine.model().device().expert_stats().io == "threads" ? "threads" : "auto";
+  disk.piece_bytes = std::clamp<int64_t>(engine.model().device().expert_stats().expert_bytes / 3, 4096, int64_t{8} << 20);
+  disk.seed = static_cast<uint64_t>(repeat + 1);
+  return MeasureRandomReads(paths, disk);
+}
 
 Status Measure(const BenchConfig& bench, int64_t seed, engine::Engine& engine, ThreadPool& pool, ReadSweep& sweep, model::StageClock& prefill_clock,
                model::StageClock& decode_clock, Progress& progress, Measurement& out) {
@@ -113,6 +130,7 @@ Status Measure(const BenchConfig& bench, int64_t seed, engine::Engine& engine, T
     }
 
     model.SetStageClock(is_measured ? &decode_clock : nullptr);
+    const device::ExpertStreamStats before = model.device().expert_stats();
     std::vector<int32_t> next(batch);
     const int64_t steps = is_measured ? bench.output_tokens : std::min<int64_t>(bench.output_tokens, 8);
     for (int64_t step = 0; step < steps; ++step) {
@@ -125,6 +143,17 @@ Status Measure(const BenchConfig& bench, int64_t seed, engine::Engine& engine, T
       if (is_measured) out.step_s.push_back(clock.NowSeconds() - start);
     }
     model.SetStageClock(nullptr);
+    if (const device::ExpertStreamStats after = model.device().expert_stats(); is_measured && after.num_slots > 0) {
+      device::ExpertStreamStats sum = after;
+      sum.num_hits = out.experts.num_hits + after.num_hits - before.num_hits;
+      sum.num_misses = out.experts.num_misses + after.num_misses - before.num_misses;
+      sum.num_prefetched = out.experts.num_prefetched + after.num_prefetched - before.num_prefetched;
+      sum.num_useful = out.experts.num_useful + after.num_useful - before.num_useful;
+      sum.num_bytes = out.experts.num_bytes + after.num_bytes - before.num_bytes;
+      sum.wait_ns = out.experts.wait_ns + after.wait_ns - before.wait_ns;
+      out.experts = sum;
+      DI_ASSIGN_OR_RETURN(out.disk_bytes_per_s.emplace_back(), DiskRate(engine, repeat));
+    }
     if (is_measured && sweep.is_ready()) out.sweep_bytes_per_s.push_back(sweep.Pass());
     if (is_measured) out.peak_flops.push_back(ArithmeticPeak(pool));
     progress.Update(repeat + warm_up + 1, bench.repeats + warm_up);
@@ -273,6 +302,37 @@ Status RunSteps(Invocation& invocation) {
     report["decode_gb_per_s"] = all_bytes / step_s * 1e-9;
     report["ratio_read"] = sweep_rate > 0 ? all_bytes / step_s / sweep_rate : 0.0;
   }
+  std::string streaming_text;
+  if (m.experts.num_slots > 0 && has_bytes) {
+    const device::ExpertStreamStats& e = m.experts;
+    const model::InventorySummary summary = model::SummarizeInventory(shape, false);
+    const double wanted = static_cast<double>(e.num_hits + e.num_misses), disk = Quantile(m.disk_bytes_per_s, 0.5);
+    const double per_token = static_cast<double>(int64_t{layers} * shape.num_experts_per_tok * e.expert_bytes);
+    const double predicted_hits = static_cast<double>(e.num_slots) / static_cast<double>(e.num_experts);
+    const double memory_bytes = static_cast<double>(model::DenseBytesPerToken(summary)) + per_token;
+    const double predicted = model::ForecastTokensPerSecond(memory_bytes, per_token * (1 - predicted_hits), disk, sweep_rate);
+    const double hits = wanted > 0 ? static_cast<double>(e.num_hits) / wanted : 0.0, read_s = step_s * steps;
+    // What the formula says for the bytes that were in fact read.
+    const double for_reads = model::ForecastTokensPerSecond(memory_bytes, static_cast<double>(e.num_bytes) / steps, disk, sweep_rate);
+    const double rate = read_s > 0 ? static_cast<double>(e.num_bytes) / read_s : 0.0;
+    report["streaming"] = {{"io", e.io},
+                           {"experts", e.num_experts},
+                           {"experts_in_memory", e.num_slots},
+                           {"hit_rate", hits},
+                           {"predicted_hit_rate", predicted_hits},
+                           {"predicted_tokens_per_s", predicted},
+                           {"predicted_tokens_per_s_for_reads", for_reads},
+                           {"prefetched", e.num_prefetched},
+                           {"prefetched_and_used", e.num_useful},
+                           {"disk_gb_per_s", rate * 1e-9},
+                           {"disk_random_gb_per_s", disk * 1e-9},
+                           {"ratio_disk", disk > 0 ? rate / disk : 0.0},
+                           {"wait_s", 1e-9 * static_cast<double>(e.wait_ns)}};
+    streaming_text = fmt::format(
+        "experts: {} of {} in memory, {:.1f} % found there (predicted {:.1f} %), {} of {} read ahead were used; {:.3f} GB/s of {:.3f} GB/s that the disk "
+        "gives at random ({}); predicted {:.3f} tokens/s, {:.3f} for the bytes that were read",
+        e.num_slots, e.num_experts, hits * 100, predicted_hits * 100, e.num_useful, e.num_prefetched, rate * 1e-9, disk * 1e-9, e.io, predicted, for_reads);
+  }
   const std::string replay = DecoderReplayName(invocation, shape);
   report["decoder_replay"] = replay;
   report["stages"] = stages;
@@ -292,6 +352,7 @@ Status RunSteps(Invocation& invocation) {
   if (has_bytes) {
     line(fmt::format("weights {:10.2f} GB/s of {:.2f} GB/s in the read sweep", all_bytes / step_s * 1e-9, sweep_rate * 1e-9));
   }
+  if (!streaming_text.empty()) line(streaming_text);
   line(fmt::format("arithmetic: prefill {:.2f} GFLOP a prompt, {:.1f} GFLOP/s; decode {:.2f} GFLOP a step, {:.1f} GFLOP/s; {:.1f} GFLOP/s is the peak",
                    prefill_flop * 1e-9, prefill_flops * 1e-9, decode_flop * 1e-9, decode_flops * 1e-9, peak * 1e-9));
   line("");

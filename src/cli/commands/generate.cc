@@ -124,13 +124,14 @@ class GenerateRun {
     return Status::Ok();
   }
 
-  static void PrintStats(const Completion& completion) {
+  void PrintStats(const Completion& completion) {
     const Timing& timing = completion.timing;
     std::fputs(fmt::format("{} prompt tokens, {} output tokens ({}); load {:.2f} s, first token {:.3f} s, {:.1f} tokens/s\n",
                            completion.usage.prompt_tokens, completion.usage.completion_tokens,
                            FinishReasonName(completion.finish_reason), timing.load_s, timing.ttft_s, timing.tokens_per_s)
                    .c_str(),
                stderr);
+    PrintExpertReads(llm_);
   }
 
   Invocation& invocation_;

@@ -4,6 +4,7 @@
 // --verify reads every byte.
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,15 +13,19 @@
 
 #include "cli/commands.h"
 #include "cli/input.h"
+#include "core/byte_size.h"
 #include "core/cpu_features.h"
+#include "core/disk_sweep.h"
 #include "core/escape.h"
 #include "core/json.h"
 #include "core/memory_info.h"
 #include "core/progress.h"
+#include "core/read_sweep.h"
 #include "core/threads.h"
 #include "model/checkpoint.h"
 #include "model/inventory.h"
 #include "model/memory_estimate.h"
+#include "model/streaming_forecast.h"
 
 namespace deepinfer::cli {
 
@@ -146,6 +151,28 @@ class Inspection {
                              : std::min(config_.max_position_embeddings, kAssumedCacheTokens);
     need_ = model::EstimateMemory(config_, summary_, plan_);
     memory_ = ReadMemoryInfo();
+    return Forecast();
+  }
+
+  // What a load with this budget would do.
+  Status Forecast() {
+    if (options_.model.memory_budget != "auto") {
+      DI_ASSIGN_OR_RETURN(budget_bytes_, ParseByteSize(options_.model.memory_budget, "memory_budget"));
+    }
+    auto residency = model::PlanResidency(config_, summary_, plan_, need_, budget_bytes_, memory_.available_bytes);
+    residency_status_ = residency.status();
+    if (!residency.ok() || !residency->streams_experts) return Status::Ok();
+    residency_ = *residency;
+    std::vector<std::string> paths;
+    for (const auto& shard : checkpoint_->shards()) paths.push_back(shard.path());
+    DiskSweepOptions disk;
+    disk.piece_bytes = std::clamp<int64_t>(model::ExpertBytes(config_, summary_) / 3, 4096, int64_t{8} << 20);
+    auto rate = MeasureRandomReads(paths, disk);
+    if (rate.ok()) disk_rate_ = *rate;  // else the forecast goes without speeds
+    ThreadPool pool(static_cast<int>(options_.model.threads));
+    ReadSweep sweep(pool, int64_t{256} << 20);
+    for (int i = 0; i < 3; ++i) memory_rate_ = std::max(memory_rate_, sweep.Pass());
+    forecast_ = model::ForecastStreaming(config_, summary_, *residency_, false, disk_rate_, memory_rate_);
     return Status::Ok();
   }
 
@@ -174,8 +201,8 @@ class Inspection {
       case ModelPart::kVision:
         return "not loaded (text only)";
       default:
-        return need_.total() <= memory_.available_bytes ? cpu + ", packed in memory"
-                                                        : cpu + ", does not fit in memory";
+        if (!residency_status_.ok()) return cpu + ", does not fit in memory";
+        return residency_ && part == ModelPart::kRoutedExperts ? cpu + ", read from disk when needed" : cpu + ", packed in memory";
     }
   }
 
@@ -193,6 +220,11 @@ class Inspection {
   model::MemoryPlan plan_;
   model::MemoryNeed need_;
   MemoryInfo memory_;
+  int64_t budget_bytes_ = 0;  // 0 = what is available
+  Status residency_status_;
+  std::optional<model::Residency> residency_;  // set: experts are streamed
+  double disk_rate_ = 0, memory_rate_ = 0;
+  model::StreamingForecast forecast_;
 };
 
 void Inspection::PrintText(Output& out, bool is_verified) const {
@@ -302,10 +334,16 @@ void Inspection::PrintText(Output& out, bool is_verified) const {
   if (need_.mapped_bytes > 0)
     out.Line(fmt::format("  mapped     {:>10}   Engram tables, read from disk on demand",
                          FormatBytes(need_.mapped_bytes)));
-  if (const Status fits = model::CheckMemory(need_, memory_.available_bytes); fits.ok()) {
+  if (!residency_status_.ok()) {
+    out.Line("  does not fit: " + residency_status_.message());
+  } else if (!residency_) {
     out.Line("  the model fits");
   } else {
-    out.Line("  does not fit: " + fits.message());
+    out.Line(fmt::format("  experts    {:>10}   for those that stay in memory: {} of {}; the others are read from disk when a step needs them",
+                         FormatBytes(residency_->expert_budget), Grouped(forecast_.num_slots), Grouped(forecast_.num_experts)));
+    out.Line(fmt::format("  forecast   {:.0f} % of a token's experts in memory (uniform routing), {} read per token; disk {} /s at random, memory {} /s: {:.2f} tokens/s",
+                         100 * forecast_.hit_rate, FormatBytes(static_cast<int64_t>(forecast_.disk_bytes_per_token)),
+                         FormatBytes(static_cast<int64_t>(disk_rate_)), FormatBytes(static_cast<int64_t>(memory_rate_)), forecast_.tokens_per_s));
   }
 }
 
@@ -352,7 +390,16 @@ Json Inspection::ToJson(bool is_verified) const {
             {"needed_bytes", need_.total()},
             {"mapped_bytes", need_.mapped_bytes},
             {"available_bytes", memory_.available_bytes},
-            {"fits", need_.total() <= memory_.available_bytes}}}};
+            {"fits", need_.total() <= memory_.available_bytes},
+            {"streaming", !residency_ ? Json()
+                                      : Json{{"expert_budget_bytes", residency_->expert_budget},
+                                             {"experts", forecast_.num_experts},
+                                             {"experts_in_memory", forecast_.num_slots},
+                                             {"hit_rate", forecast_.hit_rate},
+                                             {"disk_bytes_per_token", forecast_.disk_bytes_per_token},
+                                             {"disk_bytes_per_s", disk_rate_},
+                                             {"memory_bytes_per_s", memory_rate_},
+                                             {"tokens_per_s", forecast_.tokens_per_s}}}}}};
 }
 
 Status RunInspect(Invocation& invocation) {

@@ -188,61 +188,86 @@ bool HasOrdinaryScales(const MatrixSource& source) {
 
 }  // namespace
 
-PackedMatrix PackedMatrix::Pack(std::span<const MatrixSource> sources, ThreadPool* pool, bool interleave) {
-  PackedMatrix packed;
+void PackedMatrix::SetShape(std::span<const MatrixSource> sources, bool interleave) {
   DI_CHECK(!sources.empty()) << "nothing to pack";
   const MatrixSource& first = sources[0];
-  packed.format_ = first.format;
-  packed.cols_ = first.cols;
-  packed.num_groups_ = CeilDiv(first.cols, kGroupK);
-  packed.tile_bytes_ = packed.num_groups_ * PackedGroupBytes(first.format);
-  packed.tile_scale_bytes_ = CeilDiv(packed.num_groups_ * GroupScaleBytes(first.format), 64) * 64;
-  packed.interleaved_ = interleave;
-  packed.suits_tiles_ = first.format == WeightFormat::kBf16 || first.format == WeightFormat::kFp8Tile32;
+  format_ = first.format;
+  cols_ = first.cols;
+  num_groups_ = CeilDiv(first.cols, kGroupK);
+  tile_bytes_ = num_groups_ * PackedGroupBytes(first.format);
+  tile_scale_bytes_ = CeilDiv(num_groups_ * GroupScaleBytes(first.format), 64) * 64;
+  interleaved_ = interleave;
+  suits_tiles_ = first.format == WeightFormat::kBf16;  // FP8: when the scales are known
   DI_CHECK(!interleave || (sources.size() == 2 && sources[0].rows == sources[1].rows)) << "two equal halves expected";
-
-  struct Origin {
-    const MatrixSource* source;
-    int64_t row0;
-  };
-  std::vector<Origin> origins;
   for (const MatrixSource& source : sources) {
     DI_CHECK(source.format == first.format && source.cols == first.cols) << "stacked matrices differ";
     DI_CHECK(source.format != WeightFormat::kFp4Row32 || source.cols % 2 == 0) << "cols " << source.cols;
-    if (source.format == WeightFormat::kFp8Tile32) packed.suits_tiles_ = packed.suits_tiles_ && HasOrdinaryScales(source);
-    for (int64_t row = 0; row < source.rows; row += kTileRows) {
-      packed.tiles_.push_back(
-          {packed.rows_ + row, static_cast<int32_t>(std::min<int64_t>(kTileRows, source.rows - row))});
-      origins.push_back({&source, row});
-    }
-    packed.rows_ += source.rows;
+    for (int64_t row = 0; row < source.rows; row += kTileRows)
+      tiles_.push_back({rows_ + row, static_cast<int32_t>(std::min<int64_t>(kTileRows, source.rows - row))});
+    rows_ += source.rows;
   }
-  if (interleave) {
-    const size_t half = packed.tiles_.size() / 2;
-    std::vector<Tile> tiles(packed.tiles_.size());
-    std::vector<Origin> new_origins(origins.size());
-    for (size_t i = 0; i < half; ++i) {
-      tiles[2 * i] = packed.tiles_[i];
-      tiles[2 * i + 1] = packed.tiles_[half + i];
-      new_origins[2 * i] = origins[i];
-      new_origins[2 * i + 1] = origins[half + i];
-    }
-    packed.tiles_ = std::move(tiles);
-    origins = std::move(new_origins);
+  if (!interleave) return;
+  const size_t half = tiles_.size() / 2;
+  std::vector<Tile> tiles(tiles_.size());
+  for (size_t i = 0; i < half; ++i) {
+    tiles[2 * i] = tiles_[i];
+    tiles[2 * i + 1] = tiles_[half + i];
   }
-  packed.weights_.AllocateLasting(packed.num_tiles() * packed.tile_bytes_);
-  packed.scales_.AllocateLasting(packed.num_tiles() * packed.tile_scale_bytes_);
+  tiles_ = std::move(tiles);
+}
+
+int64_t PackedMatrix::StoredBytes(std::span<const MatrixSource> sources) {
+  PackedMatrix shape;
+  shape.SetShape(sources, false);
+  return shape.bytes();
+}
+
+PackedMatrix PackedMatrix::Pack(std::span<const MatrixSource> sources, ThreadPool* pool, bool interleave) {
+  PackedMatrix packed;
+  packed.SetShape(sources, interleave);
+  packed.owned_weights_.AllocateLasting(packed.num_tiles() * packed.tile_bytes_);
+  packed.owned_scales_.AllocateLasting(packed.num_tiles() * packed.tile_scale_bytes_);
+  packed.weights_ = packed.owned_weights_.data();
+  packed.scales_ = packed.owned_scales_.data();
+  packed.Fill(sources, pool);
+  return packed;
+}
+
+PackedMatrix PackedMatrix::Place(std::span<const MatrixSource> sources, uint8_t* memory, bool interleave) {
+  PackedMatrix placed;
+  placed.SetShape(sources, interleave);
+  placed.weights_ = memory;
+  placed.scales_ = memory + placed.num_tiles() * placed.tile_bytes_;
+  return placed;
+}
+
+void PackedMatrix::Adopt() {
+  if (format_ != WeightFormat::kFp8Tile32) return;
+  const auto is_ordinary = [](float s) { return s >= std::ldexp(1.0f, -kMaxScaleExponent) && s <= std::ldexp(1.0f, kMaxScaleExponent); };
+  suits_tiles_ = true;
+  for (int64_t i = 0; i < num_tiles() && suits_tiles_; ++i) {
+    const auto* scales = reinterpret_cast<const float*>(tile_scales(i));
+    suits_tiles_ = std::all_of(scales, scales + num_groups_, is_ordinary);
+  }
+}
+
+void PackedMatrix::Fill(std::span<const MatrixSource> sources, ThreadPool* pool) {
+  if (format_ == WeightFormat::kFp8Tile32) suits_tiles_ = std::all_of(sources.begin(), sources.end(), HasOrdinaryScales);
   const auto pack_one = [&](int64_t i, int) {
-    const Origin& origin = origins[static_cast<size_t>(i)];
-    PackTile(*origin.source, origin.row0, packed.tile(i).num_rows, packed.num_groups_,
-             packed.weights_.data() + i * packed.tile_bytes_, packed.scales_.data() + i * packed.tile_scale_bytes_);
+    int64_t row = tile(i).first_row;
+    size_t s = 0;
+    while (row >= sources[s].rows) row -= sources[s++].rows;
+    if (tile(i).num_rows < kTileRows || cols_ % kGroupK != 0) {  // what pads must be zero
+      std::memset(weights_ + i * tile_bytes_, 0, static_cast<size_t>(tile_bytes_));
+      std::memset(scales_ + i * tile_scale_bytes_, 0, static_cast<size_t>(tile_scale_bytes_));
+    }
+    PackTile(sources[s], row, tile(i).num_rows, num_groups_, weights_ + i * tile_bytes_, scales_ + i * tile_scale_bytes_);
   };
   if (pool != nullptr) {
-    pool->ParallelFor(packed.num_tiles(), pack_one);
+    pool->ParallelFor(num_tiles(), pack_one);
   } else {
-    for (int64_t i = 0; i < packed.num_tiles(); ++i) pack_one(i, 0);
+    for (int64_t i = 0; i < num_tiles(); ++i) pack_one(i, 0);
   }
-  return packed;
 }
 
 int64_t PackedMatrix::TileOfRow(int64_t row) const {

@@ -47,8 +47,8 @@ struct MatrixSource {
 };
 
 // One or more matrices of equal format and width stacked along rows, in tiles of 32 output rows in the order the kernels
-// read them. Each source starts a new tile; rows and columns are padded with zeros. Movable, owns its memory (huge pages
-// when large).
+// read them. Each source starts a new tile; rows and columns are padded with zeros. Movable; owns its memory (huge pages
+// when large) or lies in borrowed memory.
 class PackedMatrix {
  public:
   PackedMatrix() = default;
@@ -57,12 +57,20 @@ class PackedMatrix {
   // output rows still count the first source's rows first. pool may be null.
   static PackedMatrix Pack(std::span<const MatrixSource> sources, ThreadPool* pool = nullptr, bool interleave = false);
 
+  // The same matrix without content, to lie in `memory` (StoredBytes(), aligned to 64, outlives the matrix). Fill() packs
+  // sources of the same shapes into it; content that was packed before is read into it and taken with Adopt(). The sources'
+  // data may be null here.
+  static PackedMatrix Place(std::span<const MatrixSource> sources, uint8_t* memory, bool interleave = false);
+  static int64_t StoredBytes(std::span<const MatrixSource> sources);
+  void Fill(std::span<const MatrixSource> sources, ThreadPool* pool);
+  void Adopt();  // packed content has come into the memory
+
   WeightFormat format() const { return format_; }
   int64_t rows() const { return rows_; }
   int64_t cols() const { return cols_; }
   int64_t num_groups() const { return num_groups_; }  // ceil(cols / 32)
   int64_t num_tiles() const { return static_cast<int64_t>(tiles_.size()); }
-  int64_t bytes() const { return weights_.bytes() + scales_.bytes(); }
+  int64_t bytes() const { return num_tiles() * (tile_bytes_ + tile_scale_bytes_); }
   bool empty() const { return tiles_.empty(); }
 
   struct Tile {
@@ -70,9 +78,9 @@ class PackedMatrix {
     int32_t num_rows;   // 1..32
   };
   const Tile& tile(int64_t i) const { return tiles_[static_cast<size_t>(i)]; }
-  const uint8_t* tile_weights(int64_t i) const { return weights_.data() + i * tile_bytes_; }
+  const uint8_t* tile_weights(int64_t i) const { return weights_ + i * tile_bytes_; }
   // kFp4Row32: [num_groups][32] e8m0 bytes. kFp8Tile32: [num_groups] float. Null otherwise.
-  const uint8_t* tile_scales(int64_t i) const { return scales_.data() + i * tile_scale_bytes_; }
+  const uint8_t* tile_scales(int64_t i) const { return scales_ + i * tile_scale_bytes_; }
   // Whether the kernels of level amx take this matrix: FP8 or BF16, scales within 2^-60 to 2^60.
   bool suits_tiles() const { return suits_tiles_; }
   // First tile of output row `row`, which must be the first row of a tile (or rows(), giving num_tiles()).
@@ -82,6 +90,8 @@ class PackedMatrix {
   float At(int64_t row, int64_t col) const;
 
  private:
+  void SetShape(std::span<const MatrixSource> sources, bool interleave);
+
   WeightFormat format_ = WeightFormat::kF32;
   int64_t rows_ = 0;
   int64_t cols_ = 0;
@@ -91,8 +101,10 @@ class PackedMatrix {
   bool interleaved_ = false;
   bool suits_tiles_ = false;
   std::vector<Tile> tiles_;
-  AlignedBuffer weights_;
-  AlignedBuffer scales_;
+  uint8_t* weights_ = nullptr;
+  uint8_t* scales_ = nullptr;
+  AlignedBuffer owned_weights_;  // empty when the memory is borrowed
+  AlignedBuffer owned_scales_;
 };
 
 enum class ActivationForm {

@@ -24,9 +24,32 @@ struct ExpertWeights {
 using SwigluFn = void (*)(const float* gate, const float* up, int64_t n, float limit, float weight, bool round_bf16,
                           float* out);
 
+// Experts that are fetched when a step needs them. A group of experts is begun, becomes usable bit by bit, and is ended;
+// two groups may be begun at a time, so that the next one is on its way while one is computed.
+class ExpertSource {
+ public:
+  virtual ~ExpertSource() = default;
+  // The most experts of one group, at least 1.
+  virtual int64_t max_group() const = 0;
+  // Two groups at a time are possible.
+  virtual bool can_overlap() const = 0;
+  // Starts to fetch `experts` (ascending); they stay where they are until End.
+  virtual void Begin(std::span<const int32_t> experts) = 0;
+  struct Ready {
+    int32_t expert;
+    ExpertWeights weights;
+  };
+  // Appends experts of the oldest group that became usable since the last call, at least one; sleeps until there is one.
+  // False: one of them cannot be had.
+  virtual bool Next(std::vector<Ready>& ready) = 0;
+  // The oldest group is not needed any more.
+  virtual void End() = 0;
+};
+
 struct MoeArgs {
   const PreparedActivations* x = nullptr;  // [T, H]
   std::span<const ExpertWeights> experts;
+  ExpertSource* source = nullptr;          // set: `experts` has the size only, and `shared` is not null
   const ExpertWeights* shared = nullptr;   // null = none
   int num_chosen = 0;                      // K
   const int32_t* chosen = nullptr;         // [T, K] expert numbers; -1 = padding
@@ -42,7 +65,8 @@ struct MoeArgs {
 // form of args.x (quantised per 32 when x is).
 class MoeExperts {
  public:
-  void Run(ThreadPool& pool, const MoeArgs& args);
+  // False: an expert cannot be had, `out` is void. Results do not depend on where experts come from.
+  bool Run(ThreadPool& pool, const MoeArgs& args);
 
  private:
   struct Chunk {
@@ -50,12 +74,24 @@ class MoeExperts {
     int32_t first_slot;  // into slot_row_ and the rows of act_
     int32_t num_slots;   // 1..64
   };
+  void Plan(const MoeArgs& args);
+  void GateUp(ThreadPool& pool, const MoeArgs& args, std::span<const Chunk> chunks);
+  // Adds the outputs of `chunks` to the sums, which begin with the first part and are written with the last.
+  void Down(ThreadPool& pool, const MoeArgs& args, std::span<const Chunk> chunks, bool is_first, bool is_last);
+  bool RunFromSource(ThreadPool& pool, const MoeArgs& args);
+  // Chunks of experts [first, last] (numbers).
+  std::span<const Chunk> ChunksOf(int64_t first, int64_t last) const;
+
   std::vector<int32_t> slot_begin_;   // [E + 1]
   std::vector<int32_t> slot_row_;     // input row of each slot, experts ascending, then the shared expert's
   std::vector<float> slot_weight_;
   std::vector<Chunk> chunks_;
   PreparedActivations act_;           // [slots, I]
-  AlignedBuffer sums_;                // per thread [T][32]
+  AlignedBuffer sums_;                // per thread [T][32]; from a source with several groups: per tile
+  std::vector<ExpertWeights> weights_;  // [E + 1] of the call, the shared expert last
+  std::vector<int32_t> distinct_;       // experts of the call, ascending
+  std::vector<ExpertSource::Ready> ready_;
+  std::vector<Chunk> ready_chunks_;
 };
 
 }  // namespace deepinfer::cpu

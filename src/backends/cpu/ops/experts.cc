@@ -3,6 +3,7 @@
 // Router and experts.
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "backends/cpu/cpu_device.h"
 #include "backends/cpu/cpu_weights.h"
@@ -50,7 +51,7 @@ void CpuDevice::Route(const device::RouterArgs& args, int64_t rows) {
   });
 }
 
-void CpuDevice::Experts(const Arithmetic& a, const device::ExpertArgs& args, int64_t) {
+void CpuDevice::Experts(const Arithmetic& a, const device::ExpertArgs& args, int64_t rows) {
   const auto& bank = static_cast<const CpuExpertBank&>(*args.bank);
   MoeArgs moe;
   moe.x = &static_cast<const CpuInput&>(*args.x).prepared;
@@ -64,7 +65,27 @@ void CpuDevice::Experts(const Arithmetic& a, const device::ExpertArgs& args, int
   moe.swiglu = row_ops_.swiglu;
   moe.out = Row(args.out, 0);
   moe.ldo = args.out.stride;
-  moe_.Run(*pool_, moe);
+  if (bank.streamed < 0) {
+    moe_.Run(*pool_, moe);
+    return;
+  }
+  moe.source = expert_cache_.get();
+  expert_cache_->SelectBank(bank.streamed);
+  // After an error the step is lost: no more reads for it.
+  if (expert_cache_->has_error() || !moe_.Run(*pool_, moe)) {
+    for (int64_t t = 0; t < rows; ++t) std::fill_n(Row(args.out, t), bank.shared.down.rows(), 0.0f);
+  }
+  expert_cache_->EndStep();
+}
+
+Status CpuDevice::StreamExperts(device::ExpertStreaming streaming) {
+  DI_ASSIGN_OR_RETURN(expert_cache_, ExpertCache::Create(std::move(streaming), *pool_));
+  return Status::Ok();
+}
+
+void CpuDevice::PrefetchExperts(const device::ExpertBank& bank, const int32_t* experts, int64_t count) {
+  const int streamed = static_cast<const CpuExpertBank&>(bank).streamed;
+  if (streamed >= 0 && !expert_cache_->has_error()) expert_cache_->Guess(streamed, {experts, static_cast<size_t>(count)});
 }
 
 }  // namespace deepinfer::cpu

@@ -10,8 +10,6 @@
 
 namespace deepinfer::cpu {
 
-namespace {
-
 MatrixSource SourceOf(const device::HostMatrix& m) {
   MatrixSource s;
   switch (m.format) {
@@ -27,6 +25,8 @@ MatrixSource SourceOf(const device::HostMatrix& m) {
   s.scale = m.host_scale;
   return s;
 }
+
+namespace {
 
 Rounding RoundingOf(const Arithmetic& a) { return a.round_bf16 ? Rounding::kBf16 : Rounding::kNone; }
 
@@ -70,9 +70,16 @@ Result<std::unique_ptr<device::ExpertBank>> CpuDevice::CreateExperts(std::span<c
     packed.down = PackedMatrix::Pack(w2, pool_.get());
     return packed;
   };
-  for (const auto& e : experts) bank->experts.push_back(pack(e));
   bank->shared = pack(shared);
-  for (const auto& e : bank->experts) bank->views.push_back(e.View());
+  if (expert_cache_ != nullptr) {
+    DI_ASSIGN_OR_RETURN(bank->streamed, expert_cache_->AddBank(experts));
+  }
+  if (bank->streamed >= 0) {
+    bank->views.resize(experts.size());
+  } else {
+    for (const auto& e : experts) bank->experts.push_back(pack(e));
+    for (const auto& e : bank->experts) bank->views.push_back(e.View());
+  }
   bank->shared_view = bank->shared.View();
   return std::unique_ptr<device::ExpertBank>(std::move(bank));
 }

@@ -7,10 +7,10 @@
 
 #include "core/dtypes.h"
 
-namespace deepinfer::model {
+namespace deepinfer {
 
 // Index of the first of the elements in `bytes` that is NaN or infinite, or -1. FP4 and integer codes are always finite. Reads
 // at the speed of memory.
 int64_t FirstNonFinite(DType dtype, const uint8_t* bytes, int64_t num_bytes);
 
-}  // namespace deepinfer::model
+}  // namespace deepinfer

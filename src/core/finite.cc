@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "model/finite.h"
+#include "core/finite.h"
 
 #include <cstring>
 
-namespace deepinfer::model {
+namespace deepinfer {
 
 namespace {
 
@@ -54,4 +54,4 @@ int64_t FirstNonFinite(DType dtype, const uint8_t* bytes, int64_t num_bytes) {
   }
 }
 
-}  // namespace deepinfer::model
+}  // namespace deepinfer
