@@ -5,6 +5,8 @@
 // forecast (docs/internals/streaming.md). Works on the model alone, without scheduler or tokenizer.
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
+#include <fstream>
 #include <random>
 #include <string>
 #include <vector>
@@ -15,7 +17,6 @@
 #include "backends/registry.h"
 #include "core/clock.h"
 #include "core/disk_sweep.h"
-#include "core/file.h"
 #include "core/json.h"
 #include "core/read_sweep.h"
 #include "model/expert_files.h"
@@ -35,11 +36,11 @@ struct Options {
   uint64_t seed = 1;
 };
 
-int64_t StatusKib(const char* key) {
-  const auto text = ReadFile("/proc/self/status", 1 << 20);
-  if (!text.ok()) return 0;
-  const size_t at = text->find(key);
-  return at == std::string::npos ? 0 : std::strtoll(text->c_str() + at + std::char_traits<char>::length(key), nullptr, 10);
+int64_t StatusKib(const std::string& key) {
+  std::ifstream file("/proc/self/status");
+  for (std::string line; std::getline(file, line);)
+    if (line.starts_with(key)) return std::strtoll(line.c_str() + key.size(), nullptr, 10);
+  return 0;
 }
 
 Status Run(const Options& options) {
