@@ -25,7 +25,7 @@ fi
 
 # Experts are FP4 with a scale byte per 32: 18.8 MB each at the released widths. The budget = what is needed with all of them,
 # less three quarters of them.
-read -r needed experts < <("$program" inspect --model "$slice" --json --quiet --max-model-len 1024 | python3 -c '
+read -r needed experts < <("$program" inspect --model "$slice" --json --quiet | python3 -c '
 import json, sys
 j = json.load(sys.stdin)
 print(j["memory"]["needed_bytes"], next(p["bytes"] for p in j["parts"] if p["name"] == "routed experts"))')
@@ -60,7 +60,7 @@ PY
 echo "soak streaming: $seconds s, budget $budget bytes (control group limit), experts $experts bytes" | tee "$log"
 # The shell enters the group, then becomes the program.
 bash -c 'echo $$ >"$1/cgroup.procs"; shift; exec "$@"' _ "$group" "$program" batch "$work/requests.jsonl" "$work/results.jsonl" \
-  --model "$slice" --memory-budget "$budget" --max-model-len 1024 --concurrency 2 --quiet ${DEEPINFER_SOAK_OPTIONS:-} 2>>"$log" >>"$log" &
+  --model "$slice" --memory-budget "$budget" --max-model-len 512 --concurrency 2 --quiet ${DEEPINFER_SOAK_OPTIONS:-} 2>>"$log" >>"$log" &
 pid=$!
 begin=$SECONDS
 most_kib=0

@@ -167,7 +167,9 @@ Status ExpertCache::OpenPack() {
   auto opened = PackFile::Open(options_.pack_path, key, !is_mapped_);
   if (!opened.ok()) {
     DI_LOG(info, "writing {}: {}", options_.pack_path, opened.status().message());
-    const Status written = WritePackFile(options_.pack_path, key, experts, pool_);
+    const Status written = WritePackFile(options_.pack_path, key, experts, pool_, [this] {
+      for (const auto& file : options_.files) madvise(const_cast<uint8_t*>(file.data), static_cast<size_t>(file.bytes), MADV_DONTNEED);
+    });
     if (!written.ok() && written.code() == StatusCode::kBadModel) return written;  // the checkpoint, not the pack file
     if (written.ok()) opened = PackFile::Open(options_.pack_path, key, !is_mapped_);
     if (!opened.ok() || !written.ok()) {

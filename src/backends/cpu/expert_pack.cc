@@ -185,7 +185,8 @@ Status PackFile::Check(int64_t extent, const uint8_t* bytes) {
   return Status::Ok();
 }
 
-Status WritePackFile(const std::string& path, const PackKey& key, std::span<const device::HostExpert> experts, ThreadPool& pool) {
+Status WritePackFile(const std::string& path, const PackKey& key, std::span<const device::HostExpert> experts, ThreadPool& pool,
+                     const std::function<void()>& release) {
   if (key.fingerprint.size() > sizeof(Header::fingerprint)) return Internal("the fingerprint of the checkpoint is too long");
   std::error_code error;
   std::filesystem::create_directories(std::filesystem::path(path).parent_path(), error);  // creating the file tells
@@ -214,6 +215,7 @@ Status WritePackFile(const std::string& path, const PackKey& key, std::span<cons
     unflushed += key.extent_bytes;
     if (unflushed < kFlushBytes) continue;
     DI_RETURN_IF_ERROR(writer.Flush());
+    release();
     unflushed = 0;
   }
   Header header;
@@ -228,6 +230,7 @@ Status WritePackFile(const std::string& path, const PackKey& key, std::span<cons
   DI_RETURN_IF_ERROR(writer.Write(kPage, checksums.data(), 8 * key.num_experts));
   DI_RETURN_IF_ERROR(writer.Write(0, &header, sizeof header));
   DI_RETURN_IF_ERROR(writer.Flush());
+  release();
   return writer.Keep();
 }
 

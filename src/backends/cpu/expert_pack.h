@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -45,8 +46,10 @@ class PackFile {
   std::vector<bool> is_checked_;
 };
 
-// Packs `experts` in order. kBadModel: an expert is damaged; kResourceExhausted: the file cannot be written.
-Status WritePackFile(const std::string& path, const PackKey& key, std::span<const device::HostExpert> experts, ThreadPool& pool);
+// Packs `experts` in order; release() is called now and then: mapped pages of the experts so far are not needed any more.
+// kBadModel: an expert is damaged; kResourceExhausted: the file cannot be written.
+Status WritePackFile(const std::string& path, const PackKey& key, std::span<const device::HostExpert> experts, ThreadPool& pool,
+                     const std::function<void()>& release);
 
 uint64_t PackChecksum(const uint8_t* bytes, int64_t num_bytes);
 
