@@ -77,13 +77,13 @@ DecodeEstimate EstimateDecode(const StepWork& work, int64_t batch, const Machine
   return estimate;
 }
 
-double Residency::uniform_hit_rate() const {
+double WeightResidency::uniform_hit_rate() const {
   if (all_expert_bytes == 0) return 1;
   return std::clamp(static_cast<double>(expert_bytes) / static_cast<double>(all_expert_bytes), 0.0, 1.0);
 }
 
-Residency PlanResidency(const InventorySummary& summary, int64_t budget_bytes) {
-  Residency plan;
+WeightResidency WeightsThatFit(const InventorySummary& summary, int64_t budget_bytes) {
+  WeightResidency plan;
   plan.all_expert_bytes = summary.part(ModelPart::kRoutedExperts).num_bytes;
   plan.dense_bytes = summary.part(ModelPart::kDense).num_bytes + summary.part(ModelPart::kEmbedAndHead).num_bytes +
                      summary.part(ModelPart::kFinalNorm).num_bytes;

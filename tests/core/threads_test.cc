@@ -80,16 +80,21 @@ TEST(CpuTopology, ReadsNodesOfAMachine) {
   ASSERT_FALSE(machine.nodes.empty());
   ASSERT_GE(machine.num_cpus(), 1);
   // The processors of this machine spread over two nodes, one node without processors, and files that are none.
-  std::string first, second;
+  std::string lists[2];
   int count = 0;
-  for (const auto& node : machine.nodes)
-    for (const int cpu : node.cpus) (count++ % 2 == 0 ? first : second) += (count < 3 ? "" : ",") + std::to_string(cpu);
+  for (const auto& node : machine.nodes) {
+    for (const int cpu : node.cpus) {
+      std::string& list = lists[count % 2];
+      list += (list.empty() ? "" : ",") + std::to_string(cpu);
+      ++count;
+    }
+  }
   const auto write = [&dir](const std::string& node, const std::string& text) {
     std::filesystem::create_directories(dir.path() + "/" + node);
     std::ofstream(dir.path() + "/" + node + "/cpulist") << text << "\n";
   };
-  write("node0", first);
-  write("node8", second.empty() ? "70000" : second);
+  write("node0", lists[0]);
+  write("node8", lists[1].empty() ? "65535" : lists[1]);
   write("node9", "");
   write("nodes", "0");
   const CpuTopology read = CpuTopology::Read(dir.path());

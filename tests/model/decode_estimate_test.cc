@@ -51,14 +51,14 @@ TEST(DecodeEstimate, TheSlowestOfMemoryArithmeticAndDiskDecides) {
 
 TEST(DecodeEstimate, MemoryGoesToTheDensePartFirst) {
   const InventorySummary summary = SummarizeInventory(Released(), false);
-  const Residency none = PlanResidency(summary, 1'000'000'000);
+  const WeightResidency none = WeightsThatFit(summary, 1'000'000'000);
   EXPECT_FALSE(none.dense_fits);
   EXPECT_EQ(none.uniform_hit_rate(), 0);
-  const Residency half = PlanResidency(summary, none.dense_bytes + none.all_expert_bytes / 2);
+  const WeightResidency half = WeightsThatFit(summary, none.dense_bytes + none.all_expert_bytes / 2);
   EXPECT_TRUE(half.dense_fits);
   EXPECT_FALSE(half.all_fits());
   EXPECT_NEAR(half.uniform_hit_rate(), 0.5, 1e-9);
-  EXPECT_TRUE(PlanResidency(summary, int64_t{1} << 40).all_fits());
+  EXPECT_TRUE(WeightsThatFit(summary, int64_t{1} << 40).all_fits());
 }
 
 }  // namespace

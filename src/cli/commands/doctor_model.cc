@@ -59,7 +59,7 @@ Json PredictionReport(const model::ModelConfig& config, const std::string& name,
   plan.cache_tokens = std::min(kContext, config.max_position_embeddings);
   const model::MemoryNeed need = model::EstimateMemory(config, summary, plan);
   const int64_t budget = std::max<int64_t>(0, available_bytes - need.cache_bytes - need.workspace_bytes);
-  const model::Residency residency = model::PlanResidency(summary, budget);
+  const model::WeightResidency residency = model::WeightsThatFit(summary, budget);
   const model::StepWork work = model::EstimateStep(config, summary, 1, plan.cache_tokens);
   const int64_t keep = config.CheckDecoderReplay().ok() ? config.sliding_window + 12 : 0;
   const bool fits = need.total() <= available_bytes;
