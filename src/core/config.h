@@ -245,6 +245,7 @@ struct BatchConfig {
 struct BenchConfig {
   int64_t batch = 1;
   int64_t input_tokens = 512;
+  int64_t context = 0;      // steps: > 0 = decode behind a fabricated cache of that many tokens, without a prompt
   int64_t output_tokens = 128;
   int64_t repeats = 5;
   int64_t requests = 0;     // 0 = some for each place of the batch

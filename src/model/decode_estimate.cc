@@ -11,27 +11,29 @@ namespace {
 
 // What one sequence reads of its caches for one token (FP4 sparse keys, FP8 window keys, FP4 index keys).
 int64_t ContextBytes(const ModelConfig& c, int64_t context) {
-  const int64_t d = c.head_dim, k = c.index_head_dim;
-  const int64_t window_key = d + d / 32;
-  const int64_t sparse_key = c.use_fp4_sparse_kv ? d / 2 + d / 16 : window_key;
-  const int64_t index_key = k / 2 + k / 32;
   int64_t bytes = 0;
-  for (int layer = 0; layer < c.num_hidden_layers; ++layer) {
-    bytes += std::min<int64_t>(context, c.sliding_window) * window_key;
-    const int64_t ratio = c.compress_ratios[static_cast<size_t>(layer)];
-    if (ratio == 0) continue;
-    bytes += std::min<int64_t>(c.index_topk, context / ratio) * sparse_key;
-    if (!c.is_index_source(layer)) continue;
-    int64_t scored = context / ratio;
-    if (c.candidate_source_layer_id >= 0 && layer > c.candidate_source_layer_id) {
-      scored = std::min(scored, int64_t{c.candidate_topk_blocks} * c.candidate_block_size);
-    }
-    bytes += scored * index_key;
-  }
+  for (int layer = 0; layer < c.num_hidden_layers; ++layer) bytes += LayerContextBytes(c, layer, context);
   return bytes;
 }
 
 }  // namespace
+
+int64_t LayerContextBytes(const ModelConfig& c, int layer, int64_t context) {
+  const int64_t d = c.head_dim, k = c.index_head_dim;
+  const int64_t window_key = d + d / 32;
+  const int64_t sparse_key = c.use_fp4_sparse_kv ? d / 2 + d / 16 : window_key;
+  const int64_t index_key = k / 2 + k / 32;
+  int64_t bytes = std::min<int64_t>(context, c.sliding_window) * window_key;
+  const int64_t ratio = c.compress_ratios[static_cast<size_t>(layer)];
+  if (ratio == 0) return bytes;
+  bytes += std::min<int64_t>(c.index_topk, context / ratio) * sparse_key;
+  if (!c.is_index_source(layer)) return bytes;
+  int64_t scored = context / ratio;
+  if (c.candidate_source_layer_id >= 0 && layer > c.candidate_source_layer_id) {
+    scored = std::min(scored, int64_t{c.candidate_topk_blocks} * c.candidate_block_size);
+  }
+  return bytes + scored * index_key;
+}
 
 StepWork EstimateStep(const ModelConfig& c, const InventorySummary& summary, int64_t batch, int64_t context) {
   StepWork work;

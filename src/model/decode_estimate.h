@@ -28,6 +28,9 @@ struct StepWork {
 };
 StepWork EstimateStep(const ModelConfig& config, const InventorySummary& summary, int64_t batch, int64_t context);
 
+// What one sequence reads of the caches of one layer for one token.
+int64_t LayerContextBytes(const ModelConfig& config, int layer, int64_t context);
+
 struct MachineRates {
   double memory_bytes_per_s = 0;  // core/read_sweep.h with the threads that will run
   double flop_per_s = 0;          // core/arithmetic_peak.h, likewise

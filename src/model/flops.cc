@@ -46,13 +46,14 @@ double Flops::fp8_equivalent() const {
   return sum;
 }
 
-FlopsModel::FlopsModel(const ModelConfig& c) {
+FlopsModel::FlopsModel(const ModelConfig& c, int only_layer) {
   const auto h = static_cast<double>(c.hidden_size);
   const double q_width = static_cast<double>(c.num_attention_heads) * c.head_dim;
   const double expert = 3 * h * c.moe_intermediate_size;
   const double streams = c.hc_mult;
   const int border = c.first_consumer_layer();
   for (int layer = 0; layer < c.num_hidden_layers; ++layer) {
+    if (only_layer != kAllLayers && layer != only_layer) continue;
     const bool is_consumer = layer >= border;
     const auto add = [&](FlopsPart part, double multiply_adds, bool for_all_rows = false) {
       auto& sums = is_consumer && !for_all_rows ? per_consumer_token_ : per_producer_token_;
@@ -86,7 +87,7 @@ FlopsModel::FlopsModel(const ModelConfig& c) {
   per_index_key_ = static_cast<double>(c.head_dim) * c.index_head_dim;
   per_attention_pair_ = 2 * q_width;
   per_score_pair_ = static_cast<double>(c.index_n_heads) * c.index_head_dim;
-  per_logit_row_ = h * c.vocab_size;
+  if (only_layer == kAllLayers || only_layer == c.num_hidden_layers) per_logit_row_ = h * c.vocab_size;
 }
 
 void FlopsModel::AddTerm(const PairTerm& term) {

@@ -59,7 +59,9 @@ struct Flops {
 
 class FlopsModel {
  public:
-  explicit FlopsModel(const ModelConfig& config);
+  explicit FlopsModel(const ModelConfig& config) : FlopsModel(config, kAllLayers) {}
+  // Of one layer alone; layer = num_hidden_layers: of what lies outside the layers.
+  FlopsModel(const ModelConfig& config, int layer);
 
   void Add(const FlopsRow& row, FlopsCounts& counts) const;
   Flops Evaluate(const FlopsCounts& counts) const;
@@ -68,6 +70,7 @@ class FlopsModel {
   Flops OfPrompt(int64_t num_tokens, int64_t keep) const;
 
  private:
+  static constexpr int kAllLayers = -1;
   // num_layers layers look at  scale * min(floor((t + shift) / divisor), cap)  keys when t tokens are visible.
   struct PairTerm {
     bool is_consumer = false;

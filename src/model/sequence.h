@@ -34,6 +34,10 @@ class Sequence {
   Status Truncate(int64_t length);
   int max_backtracking() const { return layout_.max_backtracking; }
 
+  // Measurements only: becomes a sequence of `ids` that nobody has computed, every key in its caches a valid random one. Errors:
+  // kResourceExhausted. The sequence must be empty.
+  Status Fabricate(std::span<const int32_t> ids, uint64_t seed);
+
   // ---- slots only -----------------------------------------------------------------------------------------------------
   // Another token sequence begins here: `history` are its tokens before the first one to compute. No window keys of
   // positions below `valid_start` (even) are visible from now on, except those that LoadProducerState brings. With decoder

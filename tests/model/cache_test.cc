@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // One pass, any chunking, token-by-token decoding, any neighbours, any number of threads: the same bits.
+#include <cmath>
 #include <random>
 
 #include "model/golden_support.h"
@@ -391,6 +392,27 @@ TEST(Cache, RefusesWhatDoesNotFit) {
   chunk.ids = none;
   EXPECT_EQ(model.Forward({&chunk, 1}).status().code(), StatusCode::kInvalidArgument);
   EXPECT_FALSE(sequence->Truncate(3).ok());
+}
+
+// What bench steps --context runs on: every key readable, steps of finite numbers, the same for a seed.
+TEST_P(CacheTest, AFabricatedSequenceCanBeContinued) {
+  Model& model = Nano(GetParam());
+  const auto ids = Prompt("len0333");
+  std::vector<float> first;
+  for (const uint64_t seed : {1u, 1u, 2u}) {
+    auto sequence = NewSequence(model);
+    ASSERT_TRUE(sequence->Fabricate(ids, seed).ok());
+    EXPECT_EQ(sequence->length(), static_cast<int64_t>(ids.size()));
+    EXPECT_FALSE(sequence->Fabricate(ids, seed).ok());
+    SequenceChunk chunk;
+    chunk.sequence = sequence.get();
+    chunk.ids = std::span(ids).first(3);
+    const auto logits = model.Forward({&chunk, 1});
+    ASSERT_TRUE(logits.ok()) << logits.status().ToString();
+    for (const float v : *logits) ASSERT_TRUE(std::isfinite(v));
+    if (first.empty()) first.assign(logits->begin(), logits->end());
+    EXPECT_EQ(BitwiseEqual(*logits, first), seed == 1);
+  }
 }
 
 }  // namespace

@@ -174,5 +174,12 @@ TEST(Flops, CountsDoNotDependOnTheChunking) {
   }
 }
 
+TEST(Flops, LayersAddUpToTheWhole) {
+  const ModelConfig config = Released();
+  double sum = 0;
+  for (int layer = 0; layer <= config.num_hidden_layers; ++layer) sum += Token(FlopsModel(config, layer), 1 << 20).flop();
+  EXPECT_NEAR(sum, Token(FlopsModel(config), 1 << 20).flop(), 1e-9 * sum);
+}
+
 }  // namespace
 }  // namespace deepinfer::model

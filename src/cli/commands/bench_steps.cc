@@ -10,6 +10,7 @@
 
 #include "cli/commands.h"
 #include "cli/commands/bench_common.h"
+#include "cli/commands/bench_layers.h"
 #include "cli/commands/model_session.h"
 #include "cli/svg.h"
 #include "core/arithmetic_peak.h"
@@ -33,56 +34,6 @@ namespace {
 
 using model::Stage;
 
-// The stage that reads a tensor, from its name; kInput for those that a step reads row by row or not at all.
-Stage StageOfTensor(const std::string& name) {
-  const auto has = [&](std::string_view part) { return name.find(part) != std::string::npos; };
-  if (has("engram.embed")) return Stage::kInput;
-  if (has(".engram.")) return Stage::kEngram;
-  if (has(".hc_") || has("_norm.weight")) return Stage::kHyperConnections;
-  if (has("indexer.wq_b") || has("weights_proj")) return Stage::kSelect;
-  if (has("compressor") || has("indexer")) return Stage::kCompressor;
-  if (has("attn.wq") || has("attn.wkv")) return Stage::kProjections;
-  if (has("attn.wo")) return Stage::kOutput;
-  if (has("ffn.gate")) return Stage::kRouter;
-  if (has(".experts.") || has("shared_experts")) return Stage::kExperts;
-  if (name.starts_with("head.")) return Stage::kHead;
-  return Stage::kInput;
-}
-
-// Weight bytes that one decoded token reads, per (layer, stage); layer = num_layers outside the layers.
-std::map<std::pair<int, Stage>, double> BytesPerToken(const model::ModelConfig& config) {
-  std::map<std::pair<int, Stage>, double> bytes;
-  model::ForEachRequiredTensor(config, false, [&](const model::RequiredTensor& tensor) {
-    if (tensor.name.starts_with("mtp.") || tensor.name.starts_with("vision") || tensor.name.starts_with("embed.")) return true;
-    int layer = config.num_hidden_layers;
-    if (tensor.name.starts_with("layers.")) layer = std::atoi(tensor.name.c_str() + 7);
-    double share = 1;
-    if (tensor.name.find("ffn.experts.") != std::string::npos) {
-      share = static_cast<double>(config.num_experts_per_tok) / config.n_routed_experts;
-    }
-    bytes[{layer, StageOfTensor(tensor.name)}] += share * static_cast<double>(tensor.num_bytes());
-    return true;
-  });
-  return bytes;
-}
-
-// What a layer is for, for reading the per-layer table.
-std::string LayerKind(const model::ModelConfig& config, int layer) {
-  std::string kind;
-  const auto add = [&](std::string_view what) { kind += (kind.empty() ? "" : ", ") + std::string(what); };
-  if (config.engram_index(layer) >= 0) add("engram");
-  const int ratio = config.compress_ratios[static_cast<size_t>(layer)];
-  if (ratio == 0) {
-    add("window");
-  } else {
-    if (config.is_kv_source(layer)) add(fmt::format("kv source r={}", ratio));
-    else if (config.is_index_source(layer)) add("re-index");
-    else add("reuse");
-    if (layer == config.candidate_source_layer_id) add("candidates");
-  }
-  return kind;
-}
-
 struct Measurement {
   std::vector<double> prefill_tokens_per_s;
   std::vector<double> step_s;  // one decode step of the whole batch
@@ -103,6 +54,9 @@ Result<double> DiskRate(engine::Engine& engine, int64_t repeat) {
   disk.seed = static_cast<uint64_t>(repeat + 1);
   return MeasureRandomReads(paths, disk);
 }
+
+constexpr int64_t kWarmUpSteps = 2;
+int64_t NumFabricatedSteps(const BenchConfig& bench) { return kWarmUpSteps + bench.repeats * bench.output_tokens; }
 
 Status Measure(const BenchConfig& bench, int64_t seed, engine::Engine& engine, ThreadPool& pool, ReadSweep& sweep, model::StageClock& prefill_clock,
                model::StageClock& decode_clock, Progress& progress, Measurement& out) {
@@ -161,6 +115,46 @@ Status Measure(const BenchConfig& bench, int64_t seed, engine::Engine& engine, T
   return Status::Ok();
 }
 
+// Steps behind fabricated caches: the last one measured sees bench.context tokens.
+Status MeasureFabricated(const BenchConfig& bench, int64_t seed, engine::Engine& engine, ThreadPool& pool, ReadSweep& sweep,
+                         model::StageClock& decode_clock, Progress& progress, Measurement& out) {
+  model::Model& model = engine.model();
+  const Clock& clock = Clock::Steady();
+  TokenStream tokens(seed, engine);
+  const size_t batch = static_cast<size_t>(bench.batch);
+  const int64_t behind = bench.context - NumFabricatedSteps(bench);
+  std::vector<std::unique_ptr<model::Sequence>> sequences(batch);
+  std::vector<model::SequenceChunk> chunks(batch);
+  for (size_t i = 0; i < batch; ++i) {
+    DI_ASSIGN_OR_RETURN(sequences[i], model.NewSequence());
+    DI_RETURN_IF_ERROR(sequences[i]->Fabricate(tokens.Take(behind), static_cast<uint64_t>(seed) + i));
+    chunks[i].sequence = sequences[i].get();
+  }
+  std::vector<int32_t> next(batch);
+  const auto step = [&]() -> Result<double> {
+    for (size_t i = 0; i < batch; ++i) {
+      next[i] = tokens.Next();
+      chunks[i].ids = std::span(next).subspan(i, 1);
+    }
+    const double start = clock.NowSeconds();
+    DI_RETURN_IF_ERROR(model.Forward(chunks).status());
+    return clock.NowSeconds() - start;
+  };
+  for (int64_t i = 0; i < kWarmUpSteps; ++i) DI_RETURN_IF_ERROR(step().status());
+  for (int64_t repeat = 0; repeat < bench.repeats; ++repeat) {
+    model.SetStageClock(&decode_clock);
+    for (int64_t i = 0; i < bench.output_tokens; ++i) {
+      DI_ASSIGN_OR_RETURN(const double seconds, step());
+      out.step_s.push_back(seconds);
+    }
+    model.SetStageClock(nullptr);
+    if (sweep.is_ready()) out.sweep_bytes_per_s.push_back(sweep.Pass());
+    out.peak_flops.push_back(ArithmeticPeak(pool));
+    progress.Update(repeat + 1, bench.repeats);
+  }
+  return Status::Ok();
+}
+
 // Two stacked bars, the time of a prompt and of one decode step by stage.
 std::string PlotSvg(const Json& report) {
   constexpr double kWidth = 760, kBar = 600, kLeft = 110;
@@ -197,7 +191,15 @@ Status RunSteps(Invocation& invocation) {
   DI_ASSIGN_OR_RETURN(const auto engine, LoadEngineFor(invocation, false, Defaults::kProduction,
                                                         [](engine::LoadOptions& options) { options.num_drafts = 0; }));
   const model::ModelConfig& shape = engine->config();
-  const int64_t needed = bench.input_tokens + bench.output_tokens;
+  const bool is_fabricated = bench.context > 0;
+  const int64_t needed = is_fabricated ? bench.context : bench.input_tokens + bench.output_tokens;
+  if (is_fabricated && bench.context <= NumFabricatedSteps(bench)) {
+    return InvalidArgument(fmt::format("--context is {} but {} steps are to be measured within it; raise it, or lower --output-tokens or --repeats",
+                                       bench.context, NumFabricatedSteps(bench)));
+  }
+  if (is_fabricated && needed > engine->model().max_model_len()) {
+    return InvalidArgument(fmt::format("--context is {} but the model holds {} tokens; lower it", needed, engine->model().max_model_len()));
+  }
   if (needed > engine->model().max_model_len()) {
     return InvalidArgument(fmt::format("--input-tokens plus --output-tokens is {} but the context holds {}; lower them", needed,
                                        engine->model().max_model_len()));
@@ -209,7 +211,7 @@ Status RunSteps(Invocation& invocation) {
     plan.use_fp4_sparse_kv = config.model.kv_format == "fp4";
     plan.num_sequences = bench.batch;
     plan.cache_tokens = bench.batch * needed;
-    plan.chunk_tokens = std::min<int64_t>(bench.batch * bench.input_tokens, 2048);
+    plan.chunk_tokens = std::min<int64_t>(bench.batch * (is_fabricated ? 1 : bench.input_tokens), 2048);
     const int64_t caches = model::EstimateMemory(shape, plan).cache_bytes, available = ReadMemoryInfo().available_bytes;
     if (caches > available) {
       return ResourceExhausted(fmt::format("--batch {} needs {} for caches but {} is available; lower it", bench.batch, FormatBytes(caches),
@@ -223,14 +225,12 @@ Status RunSteps(Invocation& invocation) {
   ReadSweep sweep(sweep_pool);
   {
     Progress progress("bench steps", {.quiet = config.log.quiet, .unit = ProgressUnit::kItems, .clock = nullptr, .write_line = {}});
-    DI_RETURN_IF_ERROR(Measure(bench, config.sampling.seed.value_or(0), *engine, sweep_pool, sweep, prefill_clock, decode_clock, progress, m));
+    const int64_t seed = config.sampling.seed.value_or(0);
+    DI_RETURN_IF_ERROR(is_fabricated ? MeasureFabricated(bench, seed, *engine, sweep_pool, sweep, decode_clock, progress, m)
+                                     : Measure(bench, seed, *engine, sweep_pool, sweep, prefill_clock, decode_clock, progress, m));
   }
 
   const auto bytes = BytesPerToken(shape);
-  double all_bytes = 0;
-  for (const auto& [key, value] : bytes) {
-    if (key.second != Stage::kInput) all_bytes += value;
-  }
   const double steps = static_cast<double>(m.step_s.size());
   const double prefills = static_cast<double>(m.prefill_tokens_per_s.size());
   const double step_s = Quantile(m.step_s, 0.5);
@@ -240,14 +240,22 @@ Status RunSteps(Invocation& invocation) {
   // By the estimator, which knows what decoder replay leaves out.
   const model::FlopsModel flops(shape);
   model::FlopsCounts decode_counts;
-  flops.Add({.start = bench.input_tokens + bench.output_tokens / 2, .num_tokens = 1, .num_consumer_tokens = 1, .num_logit_rows = 1},
-            decode_counts);
-  const double prefill_flop = flops.OfPrompt(bench.input_tokens, engine->model().decoder_keep()).flop();
+  const int64_t decoded_behind = is_fabricated ? bench.context - NumFabricatedSteps(bench) / 2 : bench.input_tokens + bench.output_tokens / 2;
+  flops.Add({.start = decoded_behind, .num_tokens = 1, .num_consumer_tokens = 1, .num_logit_rows = 1}, decode_counts);
+  const double prefill_flop = is_fabricated ? 0.0 : flops.OfPrompt(bench.input_tokens, engine->model().decoder_keep()).flop();
   const double decode_flop = flops.Evaluate(decode_counts).flop() * static_cast<double>(bench.batch);
   const double prefill_flops = prefill_flop / static_cast<double>(bench.input_tokens) * Quantile(m.prefill_tokens_per_s, 0.5);
   const double decode_flops = step_s > 0 ? decode_flop / step_s : 0.0, peak = Quantile(m.peak_flops, 0.5);
   // Exact for one sequence; several may share experts, so their traffic is not derived.
   const bool has_bytes = bench.batch == 1;
+  const std::vector<LayerRow> rows = LayerRows(
+      shape, {.prefill = &prefill_clock, .prefills = prefills, .decode = &decode_clock, .steps = steps}, decoded_behind);
+  double weight_bytes = 0, context_bytes = 0;
+  for (const LayerRow& row : rows) {
+    weight_bytes += row.weight_bytes;
+    context_bytes += row.context_bytes;
+  }
+  const double all_bytes = weight_bytes + context_bytes;
 
   Json stages = Json::array();
   for (int s = 0; s < model::kNumStages; ++s) {
@@ -260,29 +268,19 @@ Status RunSteps(Invocation& invocation) {
     }
     if (prefill_ns == 0 && decode_ns == 0) continue;
     Json row = {{"stage", model::StageName(stage)},
-                {"prefill_ms", prefill_ns / prefills * 1e-6},
+                {"prefill_ms", prefills > 0 ? prefill_ns / prefills * 1e-6 : 0.0},
                 {"decode_ms", decode_ns / steps * 1e-6}};
     if (has_bytes) row["decode_gb_per_s"] = decode_ns > 0 ? stage_bytes / (decode_ns / steps) : 0.0;
     stages.push_back(std::move(row));
   }
-  Json per_layer = Json::array();
-  for (int layer = 0; layer < layers; ++layer) {
-    double prefill_ns = 0, decode_ns = 0;
-    for (int s = 0; s < model::kNumStages; ++s) {
-      prefill_ns += static_cast<double>(prefill_clock.nanoseconds(layer, static_cast<Stage>(s)));
-      decode_ns += static_cast<double>(decode_clock.nanoseconds(layer, static_cast<Stage>(s)));
-    }
-    per_layer.push_back({{"layer", layer},
-                         {"kind", LayerKind(shape, layer)},
-                         {"prefill_ms", prefill_ns / prefills * 1e-6},
-                         {"decode_ms", decode_ns / steps * 1e-6}});
-  }
+  const Json per_layer = LayersJson(rows, sweep_rate, peak, has_bytes);
   Json report = {{"bench", "steps"},
                  {"model", config.model.model},
                  {"numerics", config.model.numerics},
                  {"threads", sweep_pool.num_threads()},
                  {"batch", bench.batch},
-                 {"context", bench.input_tokens},
+                 {"context", is_fabricated ? bench.context : bench.input_tokens},
+                 {"fabricated", is_fabricated},
                  {"output_tokens", bench.output_tokens},
                  {"reps", bench.repeats},
                  {"load_s", engine->load_s()},
@@ -298,7 +296,8 @@ Status RunSteps(Invocation& invocation) {
                  {"prefill_ratio_peak", peak > 0 ? prefill_flops / peak : 0.0},
                  {"decode_ratio_peak", peak > 0 ? decode_flops / peak : 0.0}};
   if (has_bytes) {
-    report["decode_weight_bytes"] = all_bytes;
+    report["decode_weight_bytes"] = weight_bytes;
+    report["decode_context_bytes"] = context_bytes;
     report["decode_gb_per_s"] = all_bytes / step_s * 1e-9;
     report["ratio_read"] = sweep_rate > 0 ? all_bytes / step_s / sweep_rate : 0.0;
   }
@@ -337,20 +336,30 @@ Status RunSteps(Invocation& invocation) {
   report["decoder_replay"] = replay;
   report["stages"] = stages;
   report["layers"] = per_layer;
+  const Json released = has_bytes ? ExtrapolateToReleased(shape, rows, sweep_rate, peak, decoded_behind) : Json();
+  if (!released.is_null()) report["released"] = released;
   DI_RETURN_IF_ERROR(WritePlot(invocation, [&] { return PlotSvg(report); }));
   DI_ASSIGN_OR_RETURN(const bool is_written, WriteRecord(invocation, report));
   if (is_written) return Status::Ok();
 
   const auto line = [&](const std::string& text) { invocation.out.Line(text); };
-  line(fmt::format("{}: batch {}, {} prompt tokens, {} decode steps, {} repeats, {} threads, decoder replay {}, loaded in {:.2f} s",
-                   config.model.model, bench.batch, bench.input_tokens, bench.output_tokens, bench.repeats,
-                   sweep_pool.num_threads(), replay, engine->load_s()));
-  line(fmt::format("prefill {:10.1f} tokens/s   (p10 {:.1f}, p90 {:.1f})", Quantile(m.prefill_tokens_per_s, 0.5),
-                   Quantile(m.prefill_tokens_per_s, 0.1), Quantile(m.prefill_tokens_per_s, 0.9)));
+  if (is_fabricated) {
+    line(fmt::format("{}: batch {}, {} decode steps behind fabricated caches of {} tokens, {} repeats, {} threads, loaded in {:.2f} s",
+                     config.model.model, bench.batch, bench.output_tokens, bench.context, bench.repeats, sweep_pool.num_threads(),
+                     engine->load_s()));
+  } else {
+    line(fmt::format("{}: batch {}, {} prompt tokens, {} decode steps, {} repeats, {} threads, decoder replay {}, loaded in {:.2f} s",
+                     config.model.model, bench.batch, bench.input_tokens, bench.output_tokens, bench.repeats,
+                     sweep_pool.num_threads(), replay, engine->load_s()));
+    line(fmt::format("prefill {:10.1f} tokens/s   (p10 {:.1f}, p90 {:.1f})", Quantile(m.prefill_tokens_per_s, 0.5),
+                     Quantile(m.prefill_tokens_per_s, 0.1), Quantile(m.prefill_tokens_per_s, 0.9)));
+  }
   line(fmt::format("decode  {:10.1f} tokens/s   (p10 {:.1f}, p90 {:.1f})", Quantile(decode_rates, 0.5), Quantile(decode_rates, 0.1),
                    Quantile(decode_rates, 0.9)));
   if (has_bytes) {
-    line(fmt::format("weights {:10.2f} GB/s of {:.2f} GB/s in the read sweep", all_bytes / step_s * 1e-9, sweep_rate * 1e-9));
+    line(fmt::format("memory  {:10.2f} GB/s of {:.2f} GB/s in the read sweep: {:.3f} ({:.1f} MB of weights, {:.1f} MB of keys a token)",
+                     all_bytes / step_s * 1e-9, sweep_rate * 1e-9, sweep_rate > 0 ? all_bytes / step_s / sweep_rate : 0.0,
+                     weight_bytes * 1e-6, context_bytes * 1e-6));
   }
   if (!streaming_text.empty()) line(streaming_text);
   line(fmt::format("arithmetic: prefill {:.2f} GFLOP a prompt, {:.1f} GFLOP/s; decode {:.2f} GFLOP a step, {:.1f} GFLOP/s; {:.1f} GFLOP/s is the peak",
@@ -363,10 +372,10 @@ Status RunSteps(Invocation& invocation) {
                      has_bytes ? fmt::format("{:.2f}", row["decode_gb_per_s"].get<double>()) : std::string()));
   }
   line("");
-  line(fmt::format("{:<6} {:<32} {:>12} {:>12}", "layer", "kind", "prefill ms", "decode ms"));
-  for (const Json& row : per_layer) {
-    line(fmt::format("{:<6} {:<32} {:>12.3f} {:>12.4f}", row["layer"].get<int>(), row["kind"].get<std::string>(),
-                     row["prefill_ms"].get<double>(), row["decode_ms"].get<double>()));
+  for (const std::string& text : LayerLines(per_layer)) line(text);
+  if (!released.is_null()) {
+    line("");
+    line(ExtrapolationLine(released));
   }
   return invocation.out.Check();
 }
@@ -380,7 +389,8 @@ Command BenchStepsCommand() {
   command.run = RunSteps;
   command.details =
       "Runs random tokens through the model: --input-tokens of prompt, then --output-tokens single steps, for --batch\n"
-      "sequences together. With --load-format dummy no weights are read from disk.";
+      "sequences together. With --load-format dummy no weights are read from disk; with --context N no prompt is run, the\n"
+      "steps see N tokens of random keys.";
   return command;
 }
 
