@@ -23,7 +23,7 @@ moe() {
 }
 slice() {
   # shellcheck disable=SC2086
-  taskset -c "$cores" "$build/src/cli/deepinfer" bench steps --model "$SLICE" ${SLICE_OPTIONS:---load-format dummy} --threads "$threads" \
+  taskset -c "$cores" "$build/deepinfer" bench steps --model "$SLICE" ${SLICE_OPTIONS:---load-format dummy} --threads "$threads" \
     --input-tokens 4 --output-tokens 24 --repeats 1 --json --quiet | python3 -c 'import json, sys; print(1e3 / json.load(sys.stdin)["step_ms"])'
 }
 

@@ -30,7 +30,7 @@ if wants ggml; then
     # The source package leaves this template out.
     touch "$dir/$source/ggml.pc.in"
     # shellcheck disable=SC2086
-    if cmake -S "$dir/$source" -B "$dir/ggml" -G Ninja -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON -DGGML_NATIVE=ON \
+    if cmake -S "$dir/$source" -B "$dir/ggml" -G Ninja -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON -DGGML_NATIVE=ON -DGGML_BUILD_TESTS=OFF -DGGML_BUILD_EXAMPLES=OFF \
       ${GGML_CMAKE_FLAGS:-} >"$dir/ggml.log" 2>&1 && ninja -C "$dir/ggml" -j"${JOBS:-1}" >>"$dir/ggml.log" 2>&1; then
       echo "$source" | sed -E 's/^([a-z_]+)-([0-9.]+).*/\1 \2/' >"$dir/ggml.version"
     else
