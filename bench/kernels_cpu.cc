@@ -41,7 +41,8 @@ int g_pairs = 25;
 
 // Runs `subject` (one repetition, returns nothing) in pairs. bytes and flops are of one repetition.
 template <typename F>
-void RunPaired(benchmark::State& state, Bench& bench, double bytes, double flops, F&& subject) {
+void RunPaired(benchmark::State& state, Bench& bench, double bytes, double flops, F&& subject,
+               double (*peak_of)(ThreadPool&) = ArithmeticPeak) {
   subject();  // touches everything
   PairedRatio read, peak;
   std::vector<double> times, sweeps;
@@ -52,7 +53,7 @@ void RunPaired(benchmark::State& state, Bench& bench, double bytes, double flops
     double seconds = 0, sweep_rate = 0, peak_rate = 0;
     const auto references = [&] {
       sweep_rate = bench.Sweep();
-      peak_rate = bench.Peak();
+      peak_rate = peak_of(bench.pool);
     };
     if (pair % 2 == 0) references();
     seconds = SecondsOf(subject);
@@ -132,7 +133,8 @@ void AttentionBench(benchmark::State& state, int keys, int heads, int64_t rows, 
             });
 }
 
-void IndexBench(benchmark::State& state, int64_t rows, int threads) {
+// Scores of one query against `rows` FP4 keys; topk > 0: and the best of them. ratio_peak is of the rate of byte products.
+void IndexBench(benchmark::State& state, int64_t rows, int threads, int topk) {
   constexpr int kHeads = 32, kDim = 128;
   Bench bench(threads);
   std::vector<float> query(kHeads * kDim), weights(kHeads, 0.01f), scores(static_cast<size_t>(rows));
@@ -143,15 +145,20 @@ void IndexBench(benchmark::State& state, int64_t rows, int threads) {
   FillRandom(data);
   std::memset(scales.data(), 125, static_cast<size_t>(scales.bytes()));
   cpu::IndexScorer scorer;
-  RunPaired(state, bench, static_cast<double>(rows * 68), 2.0 * kHeads * kDim * static_cast<double>(rows), [&] {
-    scorer.Prepare(query.data(), weights.data(), kHeads, kDim, true);
-    constexpr int64_t kRowsPerTile = 512;
-    bench.pool.ParallelFor((rows + kRowsPerTile - 1) / kRowsPerTile, [&](int64_t tile, int) {
-      const int64_t begin = tile * kRowsPerTile;
-      const auto count = static_cast<int>(std::min(kRowsPerTile, rows - begin));
-      scorer.ScoreFp4(data.data() + begin * kDim / 2, scales.data() + begin * kDim / 32, count, scores.data() + begin);
-    });
-  });
+  std::vector<int32_t> chosen(static_cast<size_t>(std::max(topk, 1)));
+  RunPaired(
+      state, bench, static_cast<double>(rows * 68), 2.0 * kHeads * kDim * static_cast<double>(rows),
+      [&] {
+        scorer.Prepare(query.data(), weights.data(), kHeads, kDim, true);
+        constexpr int64_t kRowsPerTile = 512;
+        bench.pool.ParallelFor((rows + kRowsPerTile - 1) / kRowsPerTile, [&](int64_t tile, int) {
+          const int64_t begin = tile * kRowsPerTile;
+          const auto count = static_cast<int>(std::min(kRowsPerTile, rows - begin));
+          scorer.ScoreFp4(data.data() + begin * kDim / 2, scales.data() + begin * kDim / 32, count, scores.data() + begin);
+        });
+        if (topk > 0) cpu::SelectTopK(scores.data(), static_cast<int>(rows), topk, chosen.data());
+      },
+      IntegerPeak);
 }
 
 void TopKBench(benchmark::State& state, int64_t rows, int k) {
@@ -360,14 +367,16 @@ void RegisterAll() {
     }
     Register("MoeLayer/zipf/M:128" + suffix, [=](benchmark::State& s) { MoeBench(s, 128, threads, true); });
     for (int keys : {128, 640}) {
-      for (int64_t rows : {1, 16}) {
+      for (int64_t rows : {1, 16, 512}) {
+        if (rows == 512 && keys == 128) continue;
         Register("SparseAttn/keys:" + std::to_string(keys) + "/heads:64/T:" + std::to_string(rows) + suffix,
                  [=](benchmark::State& s) { AttentionBench(s, keys, 64, rows, threads); });
       }
     }
     for (int64_t rows : {4096, 65536, 1048576}) {
-      Register("IndexScore/rows:" + std::to_string(rows) + suffix, [=](benchmark::State& s) { IndexBench(s, rows, threads); });
+      Register("IndexScore/rows:" + std::to_string(rows) + suffix, [=](benchmark::State& s) { IndexBench(s, rows, threads, 0); });
     }
+    Register("IndexTopK/rows:1048576" + suffix, [=](benchmark::State& s) { IndexBench(s, 1048576, threads, 512); });
     for (int64_t m : {1, 128}) {
       const std::string size = "/T:" + std::to_string(m) + suffix;
       Register("RmsNorm5120" + size, [=](benchmark::State& s) { RmsNormBench(s, m, threads); });

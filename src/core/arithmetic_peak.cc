@@ -34,6 +34,20 @@ __attribute__((target("avx2,fma"))) double PeakAvx2(int64_t rounds) {
   return static_cast<double>(rounds) * 12 * 16;
 }
 
+__attribute__((target("avx2"))) double IntegerPeakAvx2(int64_t rounds) {
+  __m256i acc[12] = {};
+  const __m256i x = _mm256_set1_epi8(3), y = _mm256_set1_epi8(1);
+  for (int64_t i = 0; i < rounds; ++i) {
+    // The product must not be lifted out of the loop.
+    __m256i z = x;
+    asm volatile("" : "+x"(z));
+#pragma GCC unroll 12
+    for (auto& a : acc) a = _mm256_add_epi16(a, _mm256_maddubs_epi16(_mm256_xor_si256(z, a), y));
+  }
+  Keep(acc);
+  return static_cast<double>(rounds) * 12 * 64;
+}
+
 #if !defined(__clang__)
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized"
@@ -51,6 +65,19 @@ __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16"))) double PeakAvx51
   for (int i = 1; i < 12; ++i) sum = _mm512_add_ps(sum, acc[i]);
   Keep(&sum);
   return static_cast<double>(rounds) * 12 * 64;
+}
+__attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni"))) double IntegerPeakAvx512(int64_t rounds) {
+  __m512i acc[12];
+  for (auto& a : acc) a = _mm512_setzero_si512();
+  const __m512i bytes = _mm512_set1_epi8(1);
+  for (int64_t i = 0; i < rounds; ++i) {
+#pragma GCC unroll 12
+    for (auto& a : acc) a = _mm512_dpbusd_epi32(a, bytes, bytes);
+  }
+  __m512i sum = acc[0];
+  for (int i = 1; i < 12; ++i) sum = _mm512_add_epi32(sum, acc[i]);
+  Keep(&sum);
+  return static_cast<double>(rounds) * 12 * 128;
 }
 #if !defined(__clang__)
 #pragma GCC diagnostic pop
@@ -85,13 +112,7 @@ __attribute__((target("arch=armv8.2-a+bf16"))) double PeakNeonBf16(int64_t round
 }
 #endif
 
-double PeakWork(int64_t rounds) {
-#if defined(__x86_64__)
-  if (ActiveCpuIsa() >= CpuIsa::kAvx512) return PeakAvx512(rounds);
-  if (CpuSupports(CpuIsa::kAvx2)) return PeakAvx2(rounds);
-#elif defined(__aarch64__)
-  return ActiveCpuIsa() == CpuIsa::kNeonBf16 ? PeakNeonBf16(rounds) : PeakNeon(rounds);
-#endif
+[[maybe_unused]] double PeakScalar(int64_t rounds) {
   float acc[16];
   for (float& a : acc) a = 1.0f;
   for (int64_t i = 0; i < rounds; ++i) {
@@ -101,17 +122,38 @@ double PeakWork(int64_t rounds) {
   return static_cast<double>(rounds) * 32;
 }
 
-}  // namespace
+double PeakWork(int64_t rounds) {
+#if defined(__x86_64__)
+  if (ActiveCpuIsa() >= CpuIsa::kAvx512) return PeakAvx512(rounds);
+  if (CpuSupports(CpuIsa::kAvx2)) return PeakAvx2(rounds);
+#elif defined(__aarch64__)
+  return ActiveCpuIsa() == CpuIsa::kNeonBf16 ? PeakNeonBf16(rounds) : PeakNeon(rounds);
+#endif
+  return PeakScalar(rounds);
+}
 
-double ArithmeticPeak(ThreadPool& pool) {
+double IntegerWork(int64_t rounds) {
+#if defined(__x86_64__)
+  if (ActiveCpuIsa() >= CpuIsa::kAvx512) return IntegerPeakAvx512(rounds);
+  if (CpuSupports(CpuIsa::kAvx2)) return IntegerPeakAvx2(rounds);
+#endif
+  return PeakScalar(rounds);
+}
+
+double Rate(ThreadPool& pool, double (*work_of)(int64_t)) {
   constexpr int64_t kTiles = 64, kRounds = 4000;
   std::vector<double> work(kTiles);
   const auto begin = std::chrono::steady_clock::now();
-  pool.ParallelFor(kTiles, [&](int64_t tile, int) { work[static_cast<size_t>(tile)] = PeakWork(kRounds); });
+  pool.ParallelFor(kTiles, [&](int64_t tile, int) { work[static_cast<size_t>(tile)] = work_of(kRounds); });
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
   double sum = 0;
   for (const double w : work) sum += w;
   return sum / seconds.count();
 }
+
+}  // namespace
+
+double ArithmeticPeak(ThreadPool& pool) { return Rate(pool, PeakWork); }
+double IntegerPeak(ThreadPool& pool) { return Rate(pool, IntegerWork); }
 
 }  // namespace deepinfer

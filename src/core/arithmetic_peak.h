@@ -10,5 +10,7 @@ namespace deepinfer {
 
 // Floating point operations per second over all threads of the pool.
 double ArithmeticPeak(ThreadPool& pool);
+// The same of products of bytes summed as integers (AVX-512: VNNI, AVX2: pairs in 16 bits and an addition).
+double IntegerPeak(ThreadPool& pool);
 
 }  // namespace deepinfer

@@ -138,6 +138,43 @@ TEST(SelectTopK, MatchesAStableSort) {
   }
 }
 
+// Enough scores for the short list; ties that overflow it; few finite ones.
+TEST(SelectTopK, ManyScoresMatchAStableSort) {
+  std::mt19937 rng(7);
+  for (const int n : {16384, 16399, 40000}) {
+    for (int kind = 0; kind < 5; ++kind) {
+      std::vector<float> scores(static_cast<size_t>(n), kind == 3 ? -std::numeric_limits<float>::infinity() : 0.0f);
+      for (int i = 0; i < n; ++i) {
+        float& s = scores[static_cast<size_t>(i)];
+        if (kind == 0) s = static_cast<float>(rng()) - 2147483648.0f;
+        if (kind == 1) s = static_cast<float>(rng() % 3);                    // most of them tie
+        if (kind == 2) s = -static_cast<float>(i / 4);                       // all at one end
+        if (kind == 3 && i / 8 % 50 == 3) s = static_cast<float>(rng() % 100);
+        if (kind == 4) s = i % 16 == 5 ? 1.0f + static_cast<float>(rng() % 4) : -1.0f;
+      }
+      for (int k : {1, 100, 512}) {
+        std::vector<int32_t> out(static_cast<size_t>(k));
+        out.resize(static_cast<size_t>(SelectTopK(scores.data(), n, k, out.data())));
+        ASSERT_EQ(out, SlowTopK(scores, k)) << "n " << n << " kind " << kind << " k " << k;
+      }
+    }
+  }
+}
+
+TEST(BlockMaxima, EveryBlockOfEight) {
+  std::mt19937 rng(9);
+  std::vector<float> scores(8 * 21 + 3);
+  for (float& s : scores) s = static_cast<float>(rng() % 1000) - 500.0f;
+  for (CpuIsa level : SupportedCpuIsas()) {
+    const ScopedCpuIsa isa(level);
+    std::vector<float> maxima(22);
+    BlockMaxima(scores.data(), static_cast<int>(scores.size()), 8, maxima.data());
+    for (size_t b = 0; b < 21; ++b) {
+      EXPECT_EQ(maxima[b], *std::max_element(scores.begin() + static_cast<int64_t>(b) * 8, scores.begin() + static_cast<int64_t>(b) * 8 + 8));
+    }
+  }
+}
+
 TEST(BlockMaxima, LastBlockIsPinned) {
   const std::vector<float> scores = {1, 5, 2, -3, -4, -2, 7};
   float maxima[3];

@@ -19,6 +19,7 @@ namespace {
 struct PlainWeights {
   static constexpr bool kIsDecoded = false;
   const uint32_t* data;
+  static const uint32_t* Inputs(const TileTask& task) { return task.pairs; }
   explicit PlainWeights(const TileTask& task) : data(reinterpret_cast<const uint32_t*>(task.weights)) {}
   const uint32_t* Group(int64_t group) const { return data + group * 512; }
 };

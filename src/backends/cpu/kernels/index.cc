@@ -35,8 +35,8 @@ void ScoreFp4Scalar(const IndexScorer::View& q, const uint8_t* data, const uint8
     for (int b = 0; b < q.dim / 32; ++b) {
       int8_t k[32];
       for (int d = 0; d < 16; ++d) {
-        k[2 * d] = kDoubled[key[b * 16 + d] & 15];
-        k[2 * d + 1] = kDoubled[key[b * 16 + d] >> 4];
+        k[d] = kDoubled[key[b * 16 + d] & 15];
+        k[16 + d] = kDoubled[key[b * 16 + d] >> 4];
       }
       const float key_scale = E8M0ToFloat(scale[b]);
       for (int h = 0; h < q.padded_heads; ++h) {
@@ -111,8 +111,11 @@ void IndexScorer::Prepare(const float* query, const float* weights, int heads, i
       for (int d = 0; d < 32; ++d) wide[d] = static_cast<int32_t>(q[b * 32 + d] * doubling);
       for (int d = 0; d < 32; ++d) narrow[d] = static_cast<int8_t>(wide[d]);
       for (int d = 0; d < 32; ++d) sum += narrow[d];
-      for (int d = 0; d < 32; d += 4) std::memcpy(codes + ((b * 8 + d / 4) * padded_heads + h) * 4, narrow + d, 4);
-      offset[b * padded_heads + h] = 12 * sum;
+      for (int d = 0; d < 32; ++d) {
+        const int at = d / 2 + (d & 1) * 16;  // even channels first
+        codes[((b * 8 + at / 4) * padded_heads + h) * 4 + at % 4] = narrow[d];
+      }
+      offset[b * padded_heads + h] = -12 * sum;
       scale[b * padded_heads + h] = std::ldexp(0.25f, e);
     }
   }
@@ -146,7 +149,10 @@ void IndexScorer::ScoreFloat(const float* keys, int num_keys, float* scores) con
   ScoreFloatScalar(view_, keys, num_keys, scores);
 }
 
-int SelectTopK(const float* scores, int n, int k, int32_t* out) {
+namespace {
+
+// The whole selection by digits of the order-preserving keys.
+int SelectByDigits(const float* scores, int n, int k, int32_t* out) {
   constexpr float kMinusInf = -std::numeric_limits<float>::infinity();
   int finite = 0;
   for (int i = 0; i < n; ++i) finite += scores[i] > kMinusInf;
@@ -191,9 +197,85 @@ int SelectTopK(const float* scores, int n, int k, int32_t* out) {
   return count;
 }
 
+constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+
+// The k-th largest of x[0, n), k <= n.
+float KthLargest(const float* x, int n, int k) {
+  uint32_t prefix = 0, mask = 0;
+  constexpr int kShifts[3] = {21, 10, 0};
+  constexpr uint32_t kDigits[3] = {2048, 2048, 1024};
+  for (int pass = 0; pass < 3; ++pass) {
+    int32_t histogram[2048] = {};
+    for (int i = 0; i < n; ++i) {
+      const uint32_t key = OrderKey(x[i]);
+      if ((key & mask) == prefix) ++histogram[(key >> kShifts[pass]) & (kDigits[pass] - 1)];
+    }
+    uint32_t digit = kDigits[pass] - 1;
+    while (histogram[digit] < k) k -= histogram[digit--];
+    prefix |= digit << kShifts[pass];
+    mask |= (kDigits[pass] - 1) << kShifts[pass];
+  }
+  return std::bit_cast<float>(prefix & 0x80000000u ? prefix ^ 0x80000000u : ~prefix);
+}
+
+// Largest of n values, n a multiple of 16; independent lanes, so that the compiler uses vectors.
+float MaxOf(const float* x, int n) {
+  float lanes[16];
+  for (int i = 0; i < 16; ++i) lanes[i] = x[i];
+  for (int j = 16; j < n; j += 16) {
+    for (int i = 0; i < 16; ++i) lanes[i] = x[j + i] > lanes[i] ? x[j + i] : lanes[i];
+  }
+  float best = lanes[0];
+  for (int i = 1; i < 16; ++i) best = lanes[i] > best ? lanes[i] : best;
+  return best;
+}
+
+constexpr int kMaxPieces = 16384;
+constexpr int kMaxShortList = 16384;
+
+}  // namespace
+
+int SelectTopK(const float* scores, int n, int k, int32_t* out) {
+  int piece = 16;
+  while (n / piece > kMaxPieces) piece *= 2;
+  if (k <= 0 || n / piece < 2 * k) return SelectByDigits(scores, n, k, out);
+  float maxima[kMaxPieces + 1];
+  const int full = n / piece;
+  for (int p = 0; p < full; ++p) maxima[p] = MaxOf(scores + int64_t{p} * piece, piece);
+  // k pieces reach it, so at least k scores do.
+  const float least = KthLargest(maxima, full, k);
+  float listed[kMaxShortList];
+  int32_t numbers[kMaxShortList];
+  int count = 0;
+  const auto look = [&](int begin, int end) {
+    if (count + (end - begin) > kMaxShortList) return false;
+    for (int i = begin; i < end; ++i) {
+      listed[count] = scores[i];
+      numbers[count] = i;
+      count += scores[i] >= least && scores[i] > kMinusInfinity;
+    }
+    return true;
+  };
+  for (int p = 0; p < full; ++p) {
+    if (maxima[p] < least || maxima[p] == kMinusInfinity) continue;
+    if (!look(p * piece, (p + 1) * piece)) return SelectByDigits(scores, n, k, out);
+  }
+  if (!look(full * piece, n)) return SelectByDigits(scores, n, k, out);
+  const int chosen = SelectByDigits(listed, count, k, out);
+  for (int i = 0; i < chosen; ++i) out[i] = numbers[out[i]];
+  return chosen;
+}
+
 void BlockMaxima(const float* scores, int n, int block_size, float* maxima) {
   const int blocks = (n + block_size - 1) / block_size;
-  for (int b = 0; b < blocks; ++b) {
+  int first = 0;
+#if defined(__x86_64__)
+  if (block_size == 8 && ActiveCpuIsa() >= CpuIsa::kAvx2) {
+    first = n / 8;
+    BlockMaxima8Avx2(scores, first, maxima);
+  }
+#endif
+  for (int b = first; b < blocks; ++b) {
     const int end = std::min(n, (b + 1) * block_size);
     float best = scores[b * block_size];
     for (int i = b * block_size + 1; i < end; ++i) best = std::max(best, scores[i]);

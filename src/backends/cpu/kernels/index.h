@@ -27,8 +27,10 @@ class IndexScorer {
     int padded_heads;             // heads padded to a multiple of 8, or of 16 for AVX-512
     int dim;
     const float* weights;   // [padded_heads], 0 for padding
-    const int8_t* codes;    // [dim/4][padded_heads][4] doubled e2m1 values
-    const int32_t* offset;  // [dim/32][padded_heads] 12 * sum of the block's codes
+    // Doubled e2m1 values [dim/4][padded_heads][4]; in each block of 32 channels four times four even channels, then the odd
+    // ones: the order in which the two halves of the keys' bytes hold them.
+    const int8_t* codes;
+    const int32_t* offset;  // [dim/32][padded_heads] -12 * sum of the block's codes
     const float* scale;     // [dim/32][padded_heads] a quarter of the block's power of two
     const float* values;    // [dim][padded_heads] (float queries)
   };
@@ -40,7 +42,9 @@ class IndexScorer {
 };
 
 // Numbers of the min(k, finite count) largest of scores[0..n), ascending; the lower number wins ties; -inf is never
-// chosen. Returns how many were written. A radix selection: three passes over the scores at most.
+// chosen. Returns how many were written. Many scores: the k-th largest of the maxima of equal pieces bounds the k-th largest
+// score from below, so one look at all of them and one at the few pieces that reach it give a short list; else, or when
+// ties make that list long, a radix selection in three passes.
 int SelectTopK(const float* scores, int n, int k, int32_t* out);
 
 // maxima[b] = largest of scores[b * block_size ...) for the ceil(n / block_size) blocks; the last one gets +inf.

@@ -12,14 +12,14 @@ namespace {
 
 #define DI_INLINE __attribute__((always_inline)) inline
 
-// 16 bytes of codes -> 32 bytes 2 v + 12 in channel order.
+// 16 bytes of codes -> 32 bytes 2 v + 12, even channels first, as IndexScorer::View::codes.
 DI_INLINE void DecodeBlock(const uint8_t* codes, uint8_t* out) {
   const __m128i table = _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
   const __m128i v = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes));
   const __m128i low = _mm_shuffle_epi8(table, _mm_and_si128(v, _mm_set1_epi8(15)));
   const __m128i high = _mm_shuffle_epi8(table, _mm_and_si128(_mm_srli_epi16(v, 4), _mm_set1_epi8(15)));
-  _mm_store_si128(reinterpret_cast<__m128i*>(out), _mm_unpacklo_epi8(low, high));
-  _mm_store_si128(reinterpret_cast<__m128i*>(out + 16), _mm_unpackhi_epi8(low, high));
+  _mm_store_si128(reinterpret_cast<__m128i*>(out), low);
+  _mm_store_si128(reinterpret_cast<__m128i*>(out + 16), high);
 }
 
 DI_INLINE float ScaleOf(uint8_t byte) {
@@ -66,9 +66,9 @@ DI_INLINE void AddHeads(const IndexScorer::View& q, int h, const uint8_t (*key)[
       const __m256i offset = _mm256_load_si256(reinterpret_cast<const __m256i*>(q.offset + b * q.padded_heads + h + v * 8));
       const __m256 scale = _mm256_load_ps(q.scale + b * q.padded_heads + h + v * 8);
       for (int i = 0; i < kKeys; ++i) {
-        const __m256i exact = _mm256_sub_epi32(_mm256_madd_epi16(sum[i][v], ones), offset);
-        dot[i][v] = _mm256_add_ps(dot[i][v], _mm256_mul_ps(_mm256_cvtepi32_ps(exact),
-                                                           _mm256_mul_ps(scale, _mm256_set1_ps(key_scale[i][b]))));
+        const __m256i exact = _mm256_add_epi32(_mm256_madd_epi16(sum[i][v], ones), offset);
+        // An integer times a power of two is exact, so the multiply-add rounds as a product and a sum do.
+        dot[i][v] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(exact), _mm256_mul_ps(scale, _mm256_set1_ps(key_scale[i][b])), dot[i][v]);
       }
     }
   }
@@ -120,6 +120,29 @@ DI_INLINE void ScoreFloatKeys(const IndexScorer::View& q, const float* keys, flo
 }
 
 }  // namespace
+
+// Largest of each eight scores, 64 at a time.
+void BlockMaxima8Avx2(const float* scores, int num_blocks, float* maxima) {
+  int b = 0;
+  for (; b + 8 <= num_blocks; b += 8) {
+    const float* p = scores + int64_t{b} * 8;
+    __m256 half[4];  // four lanes of block i, four of block i + 4
+    for (int i = 0; i < 4; ++i) {
+      const __m256 low = _mm256_loadu_ps(p + i * 8), high = _mm256_loadu_ps(p + (i + 4) * 8);
+      half[i] = _mm256_max_ps(_mm256_permute2f128_ps(low, high, 0x20), _mm256_permute2f128_ps(low, high, 0x31));
+    }
+    __m256 pair[2];  // two lanes of blocks 0, 1 and 4, 5; of 2, 3 and 6, 7
+    for (int i = 0; i < 2; ++i) {
+      pair[i] = _mm256_max_ps(_mm256_shuffle_ps(half[2 * i], half[2 * i + 1], 0x44), _mm256_shuffle_ps(half[2 * i], half[2 * i + 1], 0xee));
+    }
+    _mm256_storeu_ps(maxima + b, _mm256_max_ps(_mm256_shuffle_ps(pair[0], pair[1], 0x88), _mm256_shuffle_ps(pair[0], pair[1], 0xdd)));
+  }
+  for (; b < num_blocks; ++b) {
+    float best = scores[int64_t{b} * 8];
+    for (int i = 1; i < 8; ++i) best = scores[int64_t{b} * 8 + i] > best ? scores[int64_t{b} * 8 + i] : best;
+    maxima[b] = best;
+  }
+}
 
 void IndexScoreFp4Avx2(const IndexScorer::View& q, const uint8_t* data, const uint8_t* scales, int num_keys, float* scores) {
   const int64_t data_bytes = q.dim / 2, scale_bytes = q.dim / 32;

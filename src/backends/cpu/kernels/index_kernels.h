@@ -12,6 +12,7 @@ namespace deepinfer::cpu {
 #if defined(__x86_64__)
 void IndexScoreFp4Avx2(const IndexScorer::View& q, const uint8_t* data, const uint8_t* scales, int num_keys, float* scores);
 void IndexScoreFp4Avx512(const IndexScorer::View& q, const uint8_t* data, const uint8_t* scales, int num_keys, float* scores);
+void BlockMaxima8Avx2(const float* scores, int num_blocks, float* maxima);
 void IndexScoreFloatAvx2(const IndexScorer::View& q, const float* keys, int num_keys, float* scores);
 #elif defined(__aarch64__)
 void IndexScoreFp4Neon(const IndexScorer::View& q, const uint8_t* data, const uint8_t* scales, int num_keys, float* scores);

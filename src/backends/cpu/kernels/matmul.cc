@@ -27,8 +27,8 @@ namespace {
 
 // About 5 KiB ahead of the weight stream: measured best on the machines of docs/benchmarks.
 int64_t g_prefetch_bytes = 5120;
-// Smallest piece of weights worth a trip to the tile counter of the thread pool.
-int64_t g_item_bytes = 16 * 1024;
+// Bytes of weights per item when there are tiles enough: short items end a thread's stream, and prefetching with it.
+int64_t g_item_bytes = 256 * 1024;
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -130,9 +130,10 @@ TileFn SelectTileFn(const PackedMatrix& w, const PreparedActivations& x) {
 #if defined(__x86_64__)
   const CpuIsa isa = ActiveCpuIsa();
   if (format == WeightFormat::kFp4Row32 && x.has_integers()) {
+    if (isa == CpuIsa::kAmx && w.suits_tiles()) return TileFp4Amx;
     return isa >= CpuIsa::kAvx512 ? TileFp4IntegerAvx512 : TileFp4IntegerAvx2;
   }
-  if (isa == CpuIsa::kAmx && x.has_pairs() && w.suits_tiles()) {
+  if (isa == CpuIsa::kAmx && x.has_pairs() && w.suits_tiles() && format != WeightFormat::kFp4Row32) {
     return format == WeightFormat::kBf16 ? TileBf16Amx : TileFp8Amx;
   }
   if (isa >= CpuIsa::kAvx512 && (x.has_pairs() || format == WeightFormat::kF32)) {
@@ -179,9 +180,11 @@ int64_t PackedGroupBytes(WeightFormat format) {
 
 namespace {
 
-// Whether the scales of an FP8 matrix can be multiplied into its weights exactly (TileFp8Amx).
+// Whether the scales of a matrix, if any, can be multiplied into its weights exactly (matmul_amx.cc).
 bool HasOrdinaryScales(const MatrixSource& source) {
-  const int64_t count = CeilDiv(source.rows, kTileRows) * CeilDiv(source.cols, kGroupK);
+  if (source.scale == nullptr) return true;
+  const int64_t scale_rows = source.format == WeightFormat::kFp4Row32 ? source.rows : CeilDiv(source.rows, kTileRows);
+  const int64_t count = scale_rows * CeilDiv(source.cols, kGroupK);
   return std::all_of(source.scale, source.scale + count,
                      [](uint8_t s) { return s >= 127 - kMaxScaleExponent && s <= 127 + kMaxScaleExponent; });
 }
@@ -197,7 +200,7 @@ void PackedMatrix::SetShape(std::span<const MatrixSource> sources, bool interlea
   tile_bytes_ = num_groups_ * PackedGroupBytes(first.format);
   tile_scale_bytes_ = CeilDiv(num_groups_ * GroupScaleBytes(first.format), 64) * 64;
   interleaved_ = interleave;
-  suits_tiles_ = first.format == WeightFormat::kBf16;  // FP8: when the scales are known
+  suits_tiles_ = first.format == WeightFormat::kBf16;  // FP8 and FP4: when the scales are known
   DI_CHECK(!interleave || (sources.size() == 2 && sources[0].rows == sources[1].rows)) << "two equal halves expected";
   for (const MatrixSource& source : sources) {
     DI_CHECK(source.format == first.format && source.cols == first.cols) << "stacked matrices differ";
@@ -242,17 +245,31 @@ PackedMatrix PackedMatrix::Place(std::span<const MatrixSource> sources, uint8_t*
 }
 
 void PackedMatrix::Adopt() {
-  if (format_ != WeightFormat::kFp8Tile32) return;
-  const auto is_ordinary = [](float s) { return s >= std::ldexp(1.0f, -kMaxScaleExponent) && s <= std::ldexp(1.0f, kMaxScaleExponent); };
-  suits_tiles_ = true;
-  for (int64_t i = 0; i < num_tiles() && suits_tiles_; ++i) {
-    const auto* scales = reinterpret_cast<const float*>(tile_scales(i));
-    suits_tiles_ = std::all_of(scales, scales + num_groups_, is_ordinary);
+  if (format_ == WeightFormat::kFp8Tile32) {
+    const auto is_ordinary = [](float s) { return s >= std::ldexp(1.0f, -kMaxScaleExponent) && s <= std::ldexp(1.0f, kMaxScaleExponent); };
+    suits_tiles_ = true;
+    for (int64_t i = 0; i < num_tiles() && suits_tiles_; ++i) {
+      const auto* scales = reinterpret_cast<const float*>(tile_scales(i));
+      suits_tiles_ = std::all_of(scales, scales + num_groups_, is_ordinary);
+    }
+  } else if (format_ == WeightFormat::kFp4Row32) {
+    uint8_t low = 127, high = 127;
+    for (int64_t i = 0; i < num_tiles(); ++i) {
+      for (int64_t g = 0; g < num_groups_; ++g) {
+        const uint8_t* scales = tile_scales(i) + g * kTileRows;
+        for (int r = 0; r < tile(i).num_rows; ++r) {
+          low = std::min(low, scales[r]);
+          high = std::max(high, scales[r]);
+        }
+      }
+    }
+    suits_tiles_ = low >= 127 - kMaxScaleExponent && high <= 127 + kMaxScaleExponent;
   }
 }
 
 void PackedMatrix::Fill(std::span<const MatrixSource> sources, ThreadPool* pool) {
-  if (format_ == WeightFormat::kFp8Tile32) suits_tiles_ = std::all_of(sources.begin(), sources.end(), HasOrdinaryScales);
+  if (format_ == WeightFormat::kFp8Tile32 || format_ == WeightFormat::kFp4Row32)
+    suits_tiles_ = std::all_of(sources.begin(), sources.end(), HasOrdinaryScales);
   const auto pack_one = [&](int64_t i, int) {
     int64_t row = tile(i).first_row;
     size_t s = 0;
@@ -318,13 +335,30 @@ void PreparedActivations::Resize(int64_t num_rows, int64_t cols, ActivationForm 
   // Tile kernels read whole blocks of sixteen rows; what lies behind the last row is not used.
   if (has_pairs_) pairs_.EnsureCapacity(elements * 2 + 16 * kGroupK * 2);
   has_integers_ = form_ == ActivationForm::kFp8 && (uses_avx512_ || isa == CpuIsa::kAvx2);
+  has_high_pairs_ = false;
   if (has_integers_) {
     const int64_t blocks = num_groups_ * num_rows_;
     static_assert(sizeof(IntegerBlock) == sizeof(ByteDigits));
     integers_.EnsureCapacity(blocks * static_cast<int64_t>(sizeof(IntegerBlock)));
     integer_info_.EnsureCapacity(blocks * static_cast<int64_t>(sizeof(IntegerBlockInfo)));
+    has_high_pairs_ = isa == CpuIsa::kAmx;
+    if (has_high_pairs_) {
+      high_pairs_.EnsureCapacity(elements * 2 + 16 * kGroupK * 2);
+      low_flags_.EnsureCapacity(blocks);
+    }
   }
 }
+
+namespace {
+
+// 32 bf16 values, kept as floats, to pairs.
+void StorePairs(const float* x, uint32_t* pairs) {
+  for (int i = 0; i < kGroupK / 2; ++i) {
+    pairs[i] = (std::bit_cast<uint32_t>(x[2 * i]) >> 16) | (std::bit_cast<uint32_t>(x[2 * i + 1]) & 0xffff0000u);
+  }
+}
+
+}  // namespace
 
 void PreparedActivations::StoreGroup(int64_t row, int64_t group, const float* x) {
   const int64_t slot = group * num_rows_ + row;
@@ -337,6 +371,12 @@ void PreparedActivations::StoreGroup(int64_t row, int64_t group, const float* x)
       IntegerBlock words;
       QuantizeFp8GroupAvx2(x, out, &words, info);
       SplitDigitsAvx512(words, reinterpret_cast<ByteDigits*>(block));
+      if (has_high_pairs_) {
+        low_flags_.data()[slot] = info->has_low != 0;
+        float high[kGroupK];  // a unit of high is 2 in units of high * (2 w)
+        for (int i = 0; i < kGroupK; ++i) high[i] = static_cast<float>(words.high[i]) * (info->scale * 2.0f);
+        StorePairs(high, reinterpret_cast<uint32_t*>(high_pairs_.data()) + slot * (kGroupK / 2));
+      }
     } else {
       QuantizeFp8GroupAvx2(x, out, block, info);
     }
@@ -363,12 +403,7 @@ void PreparedActivations::StoreGroup(int64_t row, int64_t group, const float* x)
   } else {
     for (int i = 0; i < kGroupK; ++i) out[i] = x[i];
   }
-  if (has_pairs_) {
-    uint32_t* pairs = reinterpret_cast<uint32_t*>(pairs_.data()) + slot * (kGroupK / 2);
-    for (int i = 0; i < kGroupK / 2; ++i) {
-      pairs[i] = (std::bit_cast<uint32_t>(out[2 * i]) >> 16) | (std::bit_cast<uint32_t>(out[2 * i + 1]) & 0xffff0000u);
-    }
-  }
+  if (has_pairs_) StorePairs(out, reinterpret_cast<uint32_t*>(pairs_.data()) + slot * (kGroupK / 2));
 }
 
 void PreparedActivations::Prepare(ThreadPool& pool, const float* x, int64_t num_rows, int64_t cols, int64_t ldx,
@@ -415,6 +450,8 @@ void RunPackedTile(TileFn fn, const PackedMatrix& w, int64_t tile_idx, const Pre
   task.integers = x.integers() != nullptr ? x.integers() + first_block : nullptr;
   task.digits = x.digits() != nullptr ? x.digits() + first_block : nullptr;
   task.integer_info = x.has_integers() ? x.integer_info() + first_block : nullptr;
+  task.high_pairs = x.high_pairs() != nullptr ? x.high_pairs() + first_block * (kGroupK / 2) : nullptr;
+  task.low_flags = x.low_flags() != nullptr ? x.low_flags() + first_block : nullptr;
   task.group_rows = x.num_rows();
   task.row_idx = row_idx;
   task.num_m = num_m;

@@ -81,7 +81,7 @@ class PackedMatrix {
   const uint8_t* tile_weights(int64_t i) const { return weights_ + i * tile_bytes_; }
   // kFp4Row32: [num_groups][32] e8m0 bytes. kFp8Tile32: [num_groups] float. Null otherwise.
   const uint8_t* tile_scales(int64_t i) const { return scales_ + i * tile_scale_bytes_; }
-  // Whether the kernels of level amx take this matrix: FP8 or BF16, scales within 2^-60 to 2^60.
+  // Whether the tile kernels of level amx take this matrix: not float32, scales within 2^-60 to 2^60.
   bool suits_tiles() const { return suits_tiles_; }
   // First tile of output row `row`, which must be the first row of a tile (or rows(), giving num_tiles()).
   int64_t TileOfRow(int64_t row) const;
@@ -146,6 +146,9 @@ class PreparedActivations {
   const IntegerBlockInfo* integer_info() const {
     return reinterpret_cast<const IntegerBlockInfo*>(integer_info_.data());
   }
+  // For FP4 weights on AMX: the high digits alone as pairs, and which blocks have low ones. Null elsewhere.
+  const uint32_t* high_pairs() const { return has_high_pairs_ ? reinterpret_cast<const uint32_t*>(high_pairs_.data()) : nullptr; }
+  const uint8_t* low_flags() const { return has_high_pairs_ ? low_flags_.data() : nullptr; }
   // The (quantised) value of one element.
   float At(int64_t row, int64_t col) const { return values()[((col / kGroupK) * num_rows_ + row) * kGroupK + col % kGroupK]; }
 
@@ -158,10 +161,13 @@ class PreparedActivations {
   bool has_integers_ = false;
   bool has_own_quantiser_ = false;  // of the instruction set
   bool uses_avx512_ = false;
+  bool has_high_pairs_ = false;
   AlignedBuffer values_;
   AlignedBuffer pairs_;
   AlignedBuffer integers_;
   AlignedBuffer integer_info_;
+  AlignedBuffer high_pairs_;
+  AlignedBuffer low_flags_;
 };
 
 enum class Rounding { kNone, kBf16 };

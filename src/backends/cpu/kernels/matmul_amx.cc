@@ -79,6 +79,7 @@ struct Fp8Weights {
   static constexpr bool kIsDecoded = true;
   const TileTask& task;
 
+  DI_INLINE static const uint32_t* Inputs(const TileTask& t) { return t.pairs; }
   DI_INLINE explicit Fp8Weights(const TileTask& t) : task(t) {}
   DI_INLINE void Decode(int64_t group, uint32_t* panel) const {
     uint32_t scale;
@@ -110,6 +111,7 @@ struct Bf16Weights {
   static constexpr bool kIsDecoded = false;
   const TileTask& task;
 
+  DI_INLINE static const uint32_t* Inputs(const TileTask& t) { return t.pairs; }
   DI_INLINE explicit Bf16Weights(const TileTask& t) : task(t) {}
   DI_INLINE const uint32_t* Group(int64_t group) const {
     const uint8_t* p = task.weights + group * 2048;
@@ -121,7 +123,94 @@ struct Bf16Weights {
   }
 };
 
+// e2m1 as bf16 by a lookup, then the row's scale added to the exponent of what is not zero.
+struct Fp4Weights {
+  static constexpr bool kIsDecoded = true;
+  const TileTask& task;
+  const __m512i values;
+
+  DI_INLINE static const uint32_t* Inputs(const TileTask& t) { return t.high_pairs; }
+  DI_INLINE explicit Fp4Weights(const TileTask& t)
+      : task(t),
+        // The lookup reads five bits of each word, the fifth being a neighbour's: both halves are the same.
+        values(_mm512_broadcast_i64x4(_mm256_setr_epi16(0, 0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040, 0x4080, 0x40c0, -0x8000, -0x4100,
+                                                        -0x4080, -0x4040, -0x4000, -0x3fc0, -0x3f80, -0x3f40))) {}
+  DI_INLINE void Decode(int64_t group, uint32_t* panel) const {
+    const uint8_t* p = task.weights + group * 512;
+    __m512i exponent[2];
+#pragma GCC unroll 2
+    for (int v = 0; v < 2; ++v) {
+      const __m128i bytes = _mm_load_si128(reinterpret_cast<const __m128i*>(task.scales + group * 32 + v * 16));
+      const __m512i e = _mm512_slli_epi32(_mm512_sub_epi32(_mm512_cvtepu8_epi32(bytes), _mm512_set1_epi32(127)), 7);
+      exponent[v] = _mm512_or_si512(_mm512_and_si512(e, _mm512_set1_epi32(0xffff)), _mm512_slli_epi32(e, 16));
+    }
+    const __m512i magnitude = _mm512_set1_epi16(0x7fff);
+#pragma GCC unroll 4
+    for (int step = 0; step < 4; ++step) {
+#pragma GCC unroll 2
+      for (int v = 0; v < 2; ++v) {
+        _mm_prefetch(reinterpret_cast<const char*>(p + step * 128 + v * 64 + task.prefetch_bytes), _MM_HINT_T0);
+        const __m512i codes = _mm512_load_si512(p + step * 128 + v * 64);
+        const __m512i shifted[4] = {codes, _mm512_srli_epi16(codes, 8), _mm512_srli_epi16(codes, 4), _mm512_srli_epi16(codes, 12)};
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) {
+          const __m512i w = _mm512_permutexvar_epi16(shifted[i], values);
+          const __mmask32 is_not_zero = _mm512_test_epi16_mask(w, magnitude);
+          _mm512_store_si512(panel + (step * 4 + i) * 32 + v * 16, _mm512_mask_add_epi16(w, is_not_zero, w, exponent[v]));
+        }
+      }
+    }
+  }
+};
+
+// Whether any of the inputs has low digits in this group.
+DI_INLINE bool HasLow(const TileTask& task, int64_t group, bool is_contiguous) {
+  const uint8_t* flags = task.low_flags + group * task.group_rows;
+  if (is_contiguous) {
+    const __mmask64 mask = task.num_m == 64 ? ~__mmask64{0} : (__mmask64{1} << task.num_m) - 1;
+    return _mm512_mask_test_epi8_mask(mask, _mm512_maskz_loadu_epi8(mask, flags + task.row_idx[0]), _mm512_set1_epi8(1)) != 0;
+  }
+  unsigned any = 0;
+  for (int m = 0; m < task.num_m; ++m) any |= flags[task.row_idx[m]];
+  return any != 0;
+}
+
+// Adds the sums of the low digits to the outputs of inputs that have any.
+void AddLowSums(const TileTask& task) {
+  alignas(64) float low_sums[kMaxTileM * 32];
+  bool has_low[kMaxTileM] = {};
+  bool is_contiguous = true;
+  for (int m = 1; m < task.num_m; ++m) is_contiguous &= task.row_idx[m] == task.row_idx[0] + m;
+  for (int64_t group = 0; group < task.num_groups; ++group) {
+    if (!HasLow(task, group, is_contiguous)) continue;
+    for (int m = 0; m < task.num_m; ++m) {
+      const int32_t row = task.row_idx[m];
+      if (task.low_flags[group * task.group_rows + row] == 0) continue;
+      float* sums = low_sums + m * 32;
+      if (!has_low[m]) {
+        _mm512_store_ps(sums, _mm512_setzero_ps());
+        _mm512_store_ps(sums + 16, _mm512_setzero_ps());
+      }
+      has_low[m] = true;
+      AddLowDigitsAvx512(task, group, row, sums);
+    }
+  }
+  for (int m = 0; m < task.num_m; ++m) {
+    if (!has_low[m]) continue;
+    float* out = task.out + m * 32;
+    for (int i = 0; i < 32; i += 16) _mm512_store_ps(out + i, _mm512_add_ps(_mm512_load_ps(out + i), _mm512_load_ps(low_sums + m * 32 + i)));
+  }
+}
+
 }  // namespace
+
+void TileFp4Amx(const TileTask& task) {
+  constexpr int kFewInputs = 8;  // below, the integer kernel is the faster one; the bits are the same
+  if (task.num_m < kFewInputs) return TileFp4IntegerAvx512(task);
+  TileUnit unit;
+  MultiplyTiles<Fp4Weights>(unit, task);
+  AddLowSums(task);
+}
 
 void TileFp8Amx(const TileTask& task) {
   TileUnit unit;

@@ -247,6 +247,11 @@ void ManyInputs(const TileTask& task) {
 
 }  // namespace
 
+void AddLowDigitsAvx512(const TileTask& task, int64_t group, int32_t row, float* low_sums) {
+  const int64_t block = group * task.group_rows + row;
+  AddLowDigits(task.weights + group * kGroupBytes, task.scales, group, task.digits[block], task.integer_info[block], low_sums);
+}
+
 void SplitDigitsAvx512(const IntegerBlock& block, ByteDigits* digits) {
   const __m512i high = _mm512_loadu_si512(block.high);
   const __m512i middle = _mm512_srai_epi16(_mm512_slli_epi16(high, 8), 8);

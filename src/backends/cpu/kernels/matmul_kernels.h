@@ -45,6 +45,8 @@ struct TileTask {
   const IntegerBlock* integers;          // [num_groups][group_rows], null when absent (AVX2)
   const ByteDigits* digits;              // the same of AVX-512
   const IntegerBlockInfo* integer_info;  // the same
+  const uint32_t* high_pairs;  // high digits alone as bf16 pairs, like pairs (AMX)
+  const uint8_t* low_flags;    // [num_groups][group_rows]: 1 where a block has low digits (AMX)
   int64_t group_rows;       // rows per group of the input
   const int32_t* row_idx;   // input row of m = 0..num_m-1
   int num_m;                // 1..kMaxTileM
@@ -70,10 +72,14 @@ void SplitDigitsAvx512(const IntegerBlock& block, ByteDigits* digits);
 // FP4 weights with integer inputs: need task.integers or task.digits. Both give the same bits.
 void TileFp4IntegerAvx2(const TileTask& task);
 void TileFp4IntegerAvx512(const TileTask& task);
+// The products of one input's low digits with the 32 rows of a group, added to low_sums[32].
+void AddLowDigitsAvx512(const TileTask& task, int64_t group, int32_t row, float* low_sums);
 // Needs task.pairs (f32 excepted, which takes values).
 extern const MatMulKernels kMatMulAvx512;
 // Level amx, for matrices that suit tiles; need task.pairs and room for whole blocks of sixteen inputs in task.out.
 void TileFp8Amx(const TileTask& task);
+// High digits on tiles: sums below 2^24 units are exact in float32 too, so the bits are those of TileFp4IntegerAvx512.
+void TileFp4Amx(const TileTask& task);
 void TileBf16Amx(const TileTask& task);
 #elif defined(__aarch64__)
 extern const MatMulKernels kMatMulNeon;

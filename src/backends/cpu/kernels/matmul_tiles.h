@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The product of one packed tile by a tile unit, over `Engine` (the processor's, or TileModel in tests) and `Weights`, which
-// gives the bf16 pairs of a group, scale included. Inputs go in blocks of 16 rows, weights in blocks of 16 output rows; the
+// gives the bf16 pairs of a group, scale included, and names the inputs it is multiplied with. Inputs go in blocks of 16 rows, weights in blocks of 16 output rows; the
 // sums of a product stay in tile registers over all groups (up to 32 inputs) or over kChunk groups (more). Weights are decoded
 // once per chunk. The same instructions serve any number of inputs, so an output does not depend on it.
 #pragma once
@@ -54,8 +54,9 @@ struct TileBlock {
   }
 };
 
-// Writes task.out for whole blocks of 16 inputs (one block of num_m inputs when there are fewer). Weights are decoded one
-// chunk ahead of their products: a tile load has to wait until the stores of what it reads have left the processor's queue.
+// Writes task.out for whole blocks of 16 inputs (one block of num_m inputs when there are fewer). With few inputs, weights are
+// decoded one chunk ahead of their products: a tile load has to wait until the stores of what it reads have left the
+// processor's queue. With many, the products hide that and the first-level cache is better used.
 template <typename Weights, typename Engine>
 void MultiplyTiles(Engine& engine, const TileTask& task) {
   constexpr int kChunk = 4;  // groups
@@ -77,7 +78,7 @@ void MultiplyTiles(Engine& engine, const TileTask& task) {
     return static_cast<int>(task.num_groups - first < kChunk ? task.num_groups - first : kChunk);
   };
   const auto prepare = [&](int64_t first) __attribute__((always_inline)) {
-    const int slot = static_cast<int>(first / kChunk % 2);
+    const int64_t slot = stays ? first / kChunk % 2 : 0;
     for (int g = 0; g < size_of(first); ++g) {
       if constexpr (Weights::kIsDecoded) {
         weights.Decode(first + g, panels[slot] + g * 512);
@@ -85,7 +86,7 @@ void MultiplyTiles(Engine& engine, const TileTask& task) {
       } else {
         chunks[slot].weights[g] = weights.Group(first + g);
       }
-      const uint32_t* x = task.pairs + (first + g) * x_stride;
+      const uint32_t* x = Weights::Inputs(task) + (first + g) * x_stride;
       chunks[slot].inputs[g] = x + int64_t{task.row_idx[0]} * 16;
       if (is_contiguous) continue;
       for (int m = 0; m < num_m; ++m) std::memcpy(gathered[slot][g] + m * 16, x + int64_t{task.row_idx[m]} * 16, 64);
@@ -94,10 +95,11 @@ void MultiplyTiles(Engine& engine, const TileTask& task) {
   };
 
   engine.Configure(num_m < 16 ? num_m : 16);
-  prepare(0);
+  if (stays) prepare(0);
   for (int64_t first = 0; first < task.num_groups; first += kChunk) {
-    if (first + kChunk < task.num_groups) prepare(first + kChunk);
-    const Chunk& chunk = chunks[first / kChunk % 2];
+    const int64_t next = stays ? first + kChunk : first;
+    if (next < task.num_groups) prepare(next);
+    const Chunk& chunk = chunks[stays ? first / kChunk % 2 : 0];
     const int count = size_of(first);
     for (int m = 0; m < num_m; m += 32) {
       const TileBlock<Engine> block{engine, num_m - m > 16};

@@ -58,12 +58,14 @@ void CpuDevice::Select(const device::Step& step, const device::SelectArgs& args)
       }
     };
     const auto score = [&](int first, int last) {
-      constexpr int kGroupsPerItem = 128;
-      if (step.num_rows > 1 || last - first < 2 * kGroupsPerItem) return score_run(first, last);
-      // One row alone: its groups are the work to share.
-      pool_->ParallelFor((last - first + kGroupsPerItem - 1) / kGroupsPerItem, [&](int64_t item, int) {
-        const int begin = first + static_cast<int>(item) * kGroupsPerItem;
-        score_run(begin, std::min(begin + kGroupsPerItem, last));
+      constexpr int kLeastGroups = 128, kMostGroups = 4096;
+      if (step.num_rows > 1 || last - first < 2 * kLeastGroups) return score_run(first, last);
+      // One row alone: its groups are the work to share, in about eight items a thread.
+      const int share = (last - first) / (8 * pool_->num_threads()) / kLeastGroups * kLeastGroups;
+      const int groups = std::clamp(share, kLeastGroups, kMostGroups);
+      pool_->ParallelFor((last - first + groups - 1) / groups, [&](int64_t item, int) {
+        const int begin = first + static_cast<int>(item) * groups;
+        score_run(begin, std::min(begin + groups, last));
       });
     };
     const bool restricted = args.role == Candidates::kConsume && args.num_candidates[t] >= 0;
