@@ -12,13 +12,17 @@ cores=${CORES:-$(taskset -cp $$ | sed 's/.*: //')}
 last=$(grep -oE '[0-9]+$' <<<"$cores")
 threads=$(taskset -c "$cores" nproc)
 loop=
-stop() { if [ -n "$loop" ]; then kill "$loop" 2>/dev/null && wait "$loop" 2>/dev/null; loop=; fi; return 0; }
-trap stop EXIT
+stop() {
+  [ -n "$loop" ] || return 0
+  kill "$loop" 2>/dev/null || true
+  wait "$loop" 2>/dev/null || true
+  loop=
+}
 
 # Each prints one number, units a second.
 moe() {
-  taskset -c "$cores" "$build/bench/kernels_cpu" --pairs=15 --benchmark_filter="MoeLayer/uniform/M:1/threads:$threads\$" \
-    --jsonl="$work/moe.jsonl" >/dev/null
+  taskset -c "$cores" "$build/bench/kernels_cpu" --pairs=15 --benchmark_filter="MoeLayer/uniform/M:1/threads:$threads/" \
+    --jsonl="$work/moe.jsonl" >/dev/null 2>"$work/log" || { cat "$work/log" >&2; return 1; }
   python3 -c 'import json, sys; print(1e6 / json.loads(open(sys.argv[1]).readline())["median"])' "$work/moe.jsonl"
 }
 slice() {
@@ -39,7 +43,8 @@ for what in moe ${SLICE:+slice}; do
         taskset -c "$last" bash -c 'while :; do :; done' &
         loop=$!
       fi
-      declare "$side=$($what)"
+      value=$($what)
+      declare "$side=$value"
       stop
     done
     # shellcheck disable=SC2154
