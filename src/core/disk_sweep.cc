@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/disk_sweep.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <random>
 #include <vector>
@@ -23,10 +26,16 @@ Result<double> MeasureRandomReads(std::span<const std::string> paths, const Disk
   if (files.empty()) return InvalidArgument("no file is large enough to measure the disk with");
   AsyncReaderOptions reader_options;
   reader_options.backend = options.backend;
-  std::unique_ptr<void, decltype(&std::free)> memory(std::aligned_alloc(InputFile::kAlignment, static_cast<size_t>(piece) * kAtATime), &std::free);
+  // Huge pages, touched and registered, as the memory that experts are read to: small pages alone may halve the rate.
+  constexpr size_t kHugePage = size_t{2} << 20;
+  const size_t bytes = (static_cast<size_t>(piece) * kAtATime + kHugePage - 1) / kHugePage * kHugePage;
+  std::unique_ptr<void, decltype(&std::free)> memory(std::aligned_alloc(kHugePage, bytes), &std::free);
   if (memory == nullptr) return ResourceExhausted("no memory to measure the disk with");
+  madvise(memory.get(), bytes, MADV_HUGEPAGE);
+  std::memset(memory.get(), 1, bytes);
   ReadBatch batches[kAtATime];  // go after the reader
   DI_ASSIGN_OR_RETURN(const std::unique_ptr<AsyncReader> reader, AsyncReader::Create(reader_options));
+  reader->RegisterMemory(memory.get(), static_cast<int64_t>(bytes));
   std::mt19937_64 random(options.seed);
   const Clock& clock = Clock::Steady();
   const double begin_s = clock.NowSeconds();

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model/memory_estimate.h"
 
+#include <utility>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "core/memory_info.h"
 #include "model/released_config.h"
+#include "model/streaming_forecast.h"
 
 namespace deepinfer::model {
 namespace {
@@ -38,6 +41,41 @@ TEST(MemoryEstimate, TheMessageNamesBothNumbersAndTheRemedy) {
   EXPECT_THAT(status.message(), ::testing::HasSubstr("307."));
   EXPECT_THAT(status.message(), ::testing::HasSubstr("23.0 GB is available"));
   EXPECT_THAT(status.message(), ::testing::HasSubstr("use a machine with more memory"));
+}
+
+TEST(Residency, ExpertsThatDoNotFitAreStreamed) {
+  const ModelConfig config = Released();
+  const InventorySummary summary = SummarizeInventory(config, false);
+  MemoryPlan plan;
+  plan.with_draft = false;
+  const MemoryNeed need = EstimateMemory(config, summary, plan);
+  const int64_t gib = int64_t{1} << 30;
+
+  const auto all = PlanResidency(config, summary, plan, need, 0, 400 * gib);
+  ASSERT_TRUE(all.ok());
+  EXPECT_FALSE(all->streams_experts);
+  EXPECT_EQ(all->fixed_bytes + all->expert_bytes, need.total());
+
+  for (const auto& [budget, available] : {std::pair{64 * gib, 400 * gib}, {int64_t{0}, 64 * gib}, {200 * gib, 64 * gib}}) {
+    const auto some = PlanResidency(config, summary, plan, need, budget, available);
+    ASSERT_TRUE(some.ok()) << some.status().ToString();
+    EXPECT_TRUE(some->streams_experts);
+    EXPECT_EQ(some->fixed_bytes + some->expert_budget, 64 * gib);
+    EXPECT_LT(some->fixed_bytes, 13 * gib);
+    const StreamingForecast f = ForecastStreaming(config, summary, *some, true, 7e9, 2e11);
+    EXPECT_EQ(f.num_experts, 40 * 384);
+    EXPECT_EQ(f.expert_bytes, 18'800'640);
+    EXPECT_NEAR(f.hit_rate, static_cast<double>(some->expert_budget) / static_cast<double>(some->expert_bytes), 0.001);
+    EXPECT_NEAR(f.disk_bytes_per_token, 240.0 * 18'800'640 * (1 - f.hit_rate), 1e6);
+    EXPECT_NEAR(1 / f.tokens_per_s, f.disk_bytes_per_token / 7e9 + f.memory_bytes_per_token / 2e11, 1e-6);
+  }
+
+  const Status low = PlanResidency(config, summary, plan, need, 4 * gib, 400 * gib).status();
+  EXPECT_EQ(low.code(), StatusCode::kResourceExhausted);
+  EXPECT_THAT(low.message(), ::testing::HasSubstr("the memory budget is 4.3 GB but at least "));
+  EXPECT_THAT(low.message(), ::testing::HasSubstr("raise --memory-budget or lower --max-model-len"));
+  const Status small = PlanResidency(config, summary, plan, need, 0, 4 * gib).status();
+  EXPECT_THAT(small.message(), ::testing::HasSubstr("even with experts read from disk"));
 }
 
 TEST(MemoryInfo, KnowsThisMachine) {

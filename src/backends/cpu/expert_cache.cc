@@ -232,9 +232,9 @@ int32_t ExpertCache::LeastUseful(const Bank& bank, bool is_prefetch) const {
     const Slot& slot = slots_[static_cast<size_t>(idx)];
     if (slot.num_pins > 0 || slot.state != Slot::State::kReady) continue;
     const Expert& e = bank.experts[static_cast<size_t>(slot.expert)];
-    // The experts of the newest step are likely to be wanted again; a guess does not push them out.
+    // The experts of the newest step are likely to be wanted again; only guesses that mostly come true push them out.
     const bool is_recent = e.last_step >= bank.num_steps - 1;
-    if (is_prefetch && is_recent) continue;
+    if (is_prefetch && ((is_recent && !TrustsGuesses()) || std::find(guess_.begin(), guess_.end(), slot.expert) != guess_.end())) continue;
     const std::pair<uint64_t, int64_t> score{uint64_t{e.num_uses} + (is_recent ? 1 : 0), slot.last_use};
     if (best < 0 || score < best_score) {
       best = idx;
@@ -535,7 +535,7 @@ void ExpertCache::Prefetch(int bank_idx, std::span<const int32_t> experts) {
   ++prefetch_calls_;
   if (prefetch_issued_ > 32 && prefetch_useful_ < 0.4 * prefetch_issued_ && prefetch_calls_ % 16 != 0) return;
   Bank& bank = banks_[static_cast<size_t>(bank_idx)];
-  const int32_t most = static_cast<int32_t>(std::min<size_t>(pack_ != nullptr ? 4 : 2, slots_.size() / 4));
+  const int32_t most = static_cast<int32_t>(std::min<size_t>(pack_ != nullptr ? 8 : 3, slots_.size() / 4));
   for (const int32_t expert : experts) {
     if (expert < 0 || bank.experts[static_cast<size_t>(expert)].slot >= 0) continue;
     if (num_prefetching_ >= most) return;

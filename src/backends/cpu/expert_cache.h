@@ -111,6 +111,8 @@ class ExpertCache final : public ExpertSource {
   Expert& ExpertOf(const Slot& slot) { return banks_[static_cast<size_t>(slot.bank)].experts[static_cast<size_t>(slot.expert)]; }
   // An unpinned slot for an expert of `bank`, emptied; -1: none (prefetch only).
   int32_t TakeSlot(int bank, bool is_prefetch);
+  bool TrustsGuesses() const { return prefetch_issued_ > 16 && prefetch_useful_ > 0.6 * prefetch_issued_; }
+  // For a guess, guess_ has all of it: none of them gives way to another.
   int32_t LeastUseful(const Bank& bank, bool is_prefetch) const;
   void Evict(int32_t slot_idx);
   void Assign(int32_t slot_idx, int bank, int32_t expert);

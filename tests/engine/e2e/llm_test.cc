@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "core/json.h"
@@ -320,6 +321,45 @@ TEST(Llm, PromptLogprobsDoNotDependOnChunks) {
   const auto chunked = (*llm)->GenerateFromIds(prompt, params);
   ASSERT_TRUE(chunked.ok());
   EXPECT_EQ(chunked->prompt_logprobs, whole->prompt_logprobs);
+}
+
+TEST(LlmStreaming, AMemoryBudgetChangesNoAnswer) {
+  EngineOptions options;
+  options.model = kSource + "/models/demo";
+  options.memory_budget = "1MiB";
+  const Status low = LLM::Load(options).status();
+  EXPECT_EQ(low.code(), StatusCode::kResourceExhausted);
+  // "the memory budget is 1.0 MB but at least 130.1 MB are needed (...": a little more than that streams.
+  const std::string mark = "but at least ";
+  const size_t at = low.message().find(mark);
+  ASSERT_NE(at, std::string::npos) << low.message();
+  options.memory_budget = fmt::format("{:.1f}MB", std::stod(low.message().substr(at + mark.size())) + 1.5);
+  auto llm = LLM::Load(options);
+  ASSERT_TRUE(llm.ok()) << llm.status().ToString();
+  const LLM::ExpertReads reads = (*llm)->expert_reads();
+  EXPECT_GT(reads.num_in_memory, 0);
+  EXPECT_LT(reads.num_in_memory, reads.num_experts);
+  EXPECT_EQ(Demo().expert_reads().num_in_memory, 0);
+  const std::string prompt = "The capital of France is";
+  const auto expected = Demo().Generate(prompt, GreedyParams());
+  const auto answer = (*llm)->Generate(prompt, GreedyParams());
+  ASSERT_TRUE(answer.ok()) << answer.status().ToString();
+  EXPECT_EQ(answer->ids, expected->ids);
+  EXPECT_GT((*llm)->expert_reads().num_misses, 0);
+  const std::vector<std::string> prompts = {prompt, "One two three", "Water is"};
+  const auto together = Demo().Generate(prompts, GreedyParams()), streamed = (*llm)->Generate(prompts, GreedyParams());
+  ASSERT_TRUE(streamed.ok()) << streamed.status().ToString();
+  for (size_t i = 0; i < prompts.size(); ++i) EXPECT_EQ((*streamed)[i].ids, (*together)[i].ids);
+}
+
+TEST(LlmStreaming, BadOptionsAreRefused) {
+  EngineOptions options;
+  options.model = kSource + "/models/demo";
+  options.memory_budget = "much";
+  EXPECT_EQ(LLM::Load(options).status().field(), "memory_budget");
+  options.memory_budget = "auto";
+  options.expert_io = "dma";
+  EXPECT_EQ(LLM::Load(options).status().field(), "expert_io");
 }
 
 }  // namespace
