@@ -20,6 +20,7 @@ import re
 import statistics
 import subprocess
 import sys
+import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
@@ -31,6 +32,7 @@ FP8_VEC = [("5120x2304", 2304, 5120), ("5120x1280", 1280, 5120), ("1280x32768", 
            ("8192x5120", 5120, 8192), ("5120x4608", 4608, 5120), ("2304x5120", 5120, 2304), ("6144x25600", 25600, 6144)]
 MANY = [8, 32, 128, 512]
 EXPERTS = 32
+SETTLE_S = 0.02  # OpenMP workers go on spinning for milliseconds after their loop and would take a core from the next run
 
 
 def cases(peer, flags):
@@ -151,6 +153,7 @@ def measure(name, arguments, threads, out):
             for side in ("ours", "peer") if pair % 2 == 0 else ("peer", "ours"):
                 row[side + "_sweep"] = ours.sweep()
                 row[side] = ours.run() if side == "ours" else peer.run()
+                time.sleep(SETTLE_S)
             if m > 1:
                 row["peak"] = ours.peak()
             rows_of.append(row)
