@@ -42,6 +42,8 @@ Result<std::shared_ptr<InputFile>> InputFile::Open(const std::string& path, bool
   struct stat st {};
   if (::fstat(file->fd_, &st) != 0) return OpenError(path, errno);
   if (!S_ISREG(st.st_mode)) return BadModel(fmt::format("cannot read {}: not a regular file; name one", path));
+  // It kept a pipe from blocking the open; reads shall wait for the disk.
+  if (const int flags = ::fcntl(file->fd_, F_GETFL); flags >= 0) ::fcntl(file->fd_, F_SETFL, flags & ~O_NONBLOCK);
   file->size_ = st.st_size;
   file->device_ = st.st_dev;
   file->inode_ = st.st_ino;
@@ -162,9 +164,10 @@ bool TakeResult(Chunk& chunk, int64_t result, Status& status) {
     return true;
   }
   const int error = static_cast<int>(-result);
-  const bool is_transient = error == EINTR || error == EAGAIN;
+  // ECANCELED: io_uring gives up what a thread that has ended had submitted.
+  const bool is_transient = error == EINTR || error == EAGAIN || error == ECANCELED;
   // A file system that opens files for direct reads and then refuses them.
-  const bool is_refused = error == EINVAL && chunk.file->is_direct();
+  const bool is_refused = error == EINVAL && chunk.was_direct;
   if ((is_transient || is_refused) && chunk.num_retries < kMaxRetries) {
     if (is_refused) chunk.file->RefuseDirect();
     ++chunk.num_retries;

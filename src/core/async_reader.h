@@ -45,6 +45,7 @@ class InputFile {
 
   // For the back ends: the descriptor that suits a read.
   int DescriptorFor(int64_t offset, int64_t bytes, const void* buffer) const;
+  bool IsDirectDescriptor(int fd) const { return fd >= 0 && fd == direct_fd_; }
   // A direct read was refused (EINVAL): all later ones go through the page cache.
   void RefuseDirect() { direct_refused_.store(true, std::memory_order_relaxed); }
 

@@ -23,11 +23,16 @@ struct Chunk {
   int64_t read_idx;
   int64_t done = 0;
   int num_retries = 0;
+  bool was_direct = false;  // the read under way goes past the page cache
 
   int64_t next_offset() const { return offset + done; }
   int64_t next_bytes() const { return bytes - done; }
   uint8_t* next_buffer() const { return buffer + done; }
-  int next_descriptor() const { return file->DescriptorFor(next_offset(), next_bytes(), next_buffer()); }
+  int TakeDescriptor() {
+    const int fd = file->DescriptorFor(next_offset(), next_bytes(), next_buffer());
+    was_direct = file->IsDirectDescriptor(fd);
+    return fd;
+  }
 };
 
 // Takes the result (bytes or -errno) of a read of chunk.next_*(). True: the chunk has ended and `status` says how; false:

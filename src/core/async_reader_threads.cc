@@ -29,7 +29,6 @@ class ThreadReader final : public AsyncReader {
         break;
       }
     }
-    DI_CHECK(!threads_.empty()) << "no thread can be started";
   }
 
   ~ThreadReader() override {
@@ -56,7 +55,9 @@ class ThreadReader final : public AsyncReader {
       const std::lock_guard<std::mutex> lock(mutex_);
       for (const Chunk& chunk : chunks) queue_.Push(chunk, priority);
     }
-    if (chunks.size() == 1) {
+    if (threads_.empty()) {  // not one thread was to be had: the caller reads
+      Work(true);
+    } else if (chunks.size() == 1) {
       has_work_.notify_one();
     } else {
       has_work_.notify_all();
@@ -71,16 +72,16 @@ class ThreadReader final : public AsyncReader {
   bool RegisterMemory(void*, int64_t) override { return false; }
 
  private:
-  void Work() {
+  void Work(bool until_empty = false) {
     while (true) {
       std::unique_lock<std::mutex> lock(mutex_);
-      has_work_.wait(lock, [this] { return stops_ || !queue_.empty(); });
+      if (!until_empty) has_work_.wait(lock, [this] { return stops_ || !queue_.empty(); });
       if (queue_.empty()) return;
       Chunk chunk = queue_.Pop();
       lock.unlock();
       Status status;
       while (true) {
-        int64_t result = ::pread(chunk.next_descriptor(), chunk.next_buffer(), static_cast<size_t>(chunk.next_bytes()), chunk.next_offset());
+        int64_t result = ::pread(chunk.TakeDescriptor(), chunk.next_buffer(), static_cast<size_t>(chunk.next_bytes()), chunk.next_offset());
         if (result < 0) result = -errno;
         if (options_.filter != nullptr) result = options_.filter->Filter(*chunk.file, chunk.next_offset(), chunk.next_bytes(), result);
         if (TakeResult(chunk, result, status)) break;

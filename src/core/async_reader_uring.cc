@@ -37,9 +37,14 @@ class UringReader final : public AsyncReader {
                                              : "see kernel.io_uring_disabled";
       return Unavailable(fmt::format("io_uring cannot be used: {}; {}", std::strerror(error), remedy));
     }
+    reader->is_open_ = true;
+    io_uring_probe* const probe = io_uring_get_probe_ring(&reader->ring_);
+    const bool can_read = probe != nullptr && io_uring_opcode_supported(probe, IORING_OP_READ) != 0 &&
+                          io_uring_opcode_supported(probe, IORING_OP_READ_FIXED) != 0;
+    if (probe != nullptr) io_uring_free_probe(probe);
+    if (!can_read) return Unavailable("io_uring cannot be used: this kernel's has no plain reads; Linux 5.6 has them");
     reader->slots_.resize(static_cast<size_t>(options.queue_depth));
     for (int i = 0; i < options.queue_depth; ++i) reader->free_slots_.push_back(i);
-    reader->is_open_ = true;
     try {
       reader->thread_ = std::thread([r = reader.get()] { r->Reap(); });
     } catch (const std::exception& e) {
@@ -125,9 +130,9 @@ class UringReader final : public AsyncReader {
 
   // The rest of functions: under the mutex.
   void Prepare(int slot) {
-    const Chunk& chunk = slots_[static_cast<size_t>(slot)];
+    Chunk& chunk = slots_[static_cast<size_t>(slot)];
     io_uring_sqe* sqe = io_uring_get_sqe(&ring_);  // there is one entry per slot
-    const int fd = chunk.next_descriptor();
+    const int fd = chunk.TakeDescriptor();
     const auto bytes = static_cast<unsigned>(chunk.next_bytes());
     const auto offset = static_cast<uint64_t>(chunk.next_offset());
     if (const int piece = RegisteredPiece(chunk.next_buffer(), chunk.next_bytes()); piece >= 0) {
@@ -153,7 +158,7 @@ class UringReader final : public AsyncReader {
     while (io_uring_sq_ready(&ring_) > 0) {
       const int taken = io_uring_submit(&ring_);
       if (taken >= 0 || taken == -EINTR) continue;
-      if (io_uring_sq_ready(&ring_) == static_cast<unsigned>(options_.queue_depth) - static_cast<unsigned>(free_slots_.size())) {
+      if (io_uring_sq_ready(&ring_) >= static_cast<unsigned>(options_.queue_depth) - static_cast<unsigned>(free_slots_.size())) {
         std::this_thread::yield();  // nothing is under way that could call again
         continue;
       }

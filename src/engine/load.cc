@@ -63,11 +63,12 @@ std::array<uint8_t, 32> RandomBytes() {
 }
 
 // Tables that do not fit beside the weights are read row by row instead of faulted in.
-Status ChooseEngramIo(const LoadOptions& options, const model::ModelConfig& config, model::LoadOptions& load) {
+Status ChooseEngramIo(const LoadOptions& options, const model::ModelConfig& config, int64_t budget_bytes, model::LoadOptions& load) {
   model::MemoryPlan plan;
   plan.with_draft = load.with_draft;
   const model::MemoryNeed need = model::EstimateMemory(config, plan);
-  DI_ASSIGN_OR_RETURN(load.engram_io, model::ParseEngramIo(options.engram_io, need.mapped_bytes, ReadMemoryInfo().available_bytes - need.total()));
+  const int64_t available = ReadMemoryInfo().available_bytes, limit = budget_bytes > 0 ? std::min(budget_bytes, available) : available;
+  DI_ASSIGN_OR_RETURN(load.engram_io, model::ParseEngramIo(options.engram_io, need.mapped_bytes, limit - need.total()));
   if (load.engram_io == model::EngramIo::kMmap || load.reader != nullptr) return Status::Ok();
   DI_ASSIGN_OR_RETURN(load.reader, AsyncReader::Create({}));
   return Status::Ok();
@@ -325,7 +326,7 @@ Result<std::unique_ptr<Engine>> LoadEngine(LoadOptions options) {
       // The caches of requests that run together get a share of their own, so that the sum stays within the budget.
       if (budget_bytes > 0 || residency.streams_experts) {
         const int64_t limit = budget_bytes > 0 ? std::min(budget_bytes, memory.available_bytes) : memory.available_bytes;
-        const int64_t share = residency.streams_experts ? std::min(limit / 32, residency.expert_budget / 2) : limit - need.total();
+        const int64_t share = residency.streams_experts ? std::min(limit / 32, residency.expert_budget / 2) : limit - residency.fixed_bytes - residency.expert_bytes;
         parts.cache_bytes = need.cache_bytes + std::max<int64_t>(share, 0);
         if (residency.streams_experts) residency.expert_budget -= std::max<int64_t>(share, 0);
       }
@@ -372,7 +373,7 @@ Result<std::unique_ptr<Engine>> LoadEngine(LoadOptions options) {
   load.replay_keep_tokens = options.decoder_replay_keep;
   if (!parts.config.engram_layer_ids.empty()) {
     load.compressed_vocab = std::move(parts.tokenizer->BuildCompressedVocab().map);
-    if (!is_dummy) DI_RETURN_IF_ERROR(ChooseEngramIo(options, parts.config, load));
+    if (!is_dummy) DI_RETURN_IF_ERROR(ChooseEngramIo(options, parts.config, budget_bytes, load));
   }
   DI_ASSIGN_OR_RETURN(parts.model,
                       model::Model::Load(std::move(checkpoint), parts.config, parts.device, std::move(load)));

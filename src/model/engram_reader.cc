@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <map>
 
 #include <fmt/format.h>
 
@@ -29,12 +30,17 @@ int64_t PageBegin(int64_t offset) { return offset / kPage * kPage; }
 int64_t PageSpan(int64_t bytes) { return (bytes + 2 * (kPage - 1)) / kPage * kPage; }
 
 // The file and the position in it of a tensor.
-Status Locate(const Checkpoint& checkpoint, const std::string& name, bool direct, std::shared_ptr<InputFile>& file, int64_t& offset) {
+Status Locate(const Checkpoint& checkpoint, const std::string& name, bool direct, std::map<int, std::shared_ptr<InputFile>>& files,
+              std::shared_ptr<InputFile>& file, int64_t& offset) {
   DI_ASSIGN_OR_RETURN(const TensorView view, checkpoint.Get(name));
   if (view.shard_idx < 0 || view.shard_idx >= static_cast<int>(checkpoint.shards().size()))
     return BadModel(fmt::format("tensor {} is in no file; its rows cannot be read from disk", name));
   const SafetensorsFile& shard = checkpoint.shards()[static_cast<size_t>(view.shard_idx)];
-  DI_ASSIGN_OR_RETURN(file, InputFile::Open(shard.path(), direct));
+  std::shared_ptr<InputFile>& opened = files[view.shard_idx];
+  if (opened == nullptr) {
+    DI_ASSIGN_OR_RETURN(opened, InputFile::Open(shard.path(), direct));
+  }
+  file = opened;
   if (file->size() != shard.file_bytes())
     return BadModel(fmt::format("{}: has {} bytes and had {} when its header was read; do not replace files in use", shard.path(),
                                 file->size(), shard.file_bytes()));
@@ -57,12 +63,13 @@ Result<std::unique_ptr<EngramReader>> EngramReader::Create(const Checkpoint& che
   std::unique_ptr<EngramReader> reader(new EngramReader());
   reader->options_ = std::move(options);
   reader->dim_ = config.engram_head_dim;
+  std::map<int, std::shared_ptr<InputFile>> files;  // by shard
   for (const int layer : config.engram_layer_ids) {
     auto table = std::make_unique<Table>();
     const std::string name = fmt::format("layers.{}.engram.embed", layer);
     const bool direct = reader->options_.direct;
-    DI_RETURN_IF_ERROR(Locate(checkpoint, name + ".weight", direct, table->file, table->data_offset));
-    DI_RETURN_IF_ERROR(Locate(checkpoint, name + ".scale", direct, table->scale_file, table->scale_offset));
+    DI_RETURN_IF_ERROR(Locate(checkpoint, name + ".weight", direct, files, table->file, table->data_offset));
+    DI_RETURN_IF_ERROR(Locate(checkpoint, name + ".scale", direct, files, table->scale_file, table->scale_offset));
     table->data.resize(static_cast<size_t>(max_rows * reader->dim_));
     table->scales.resize(static_cast<size_t>(max_rows * (reader->dim_ / 32)));
     table->slot_rows.reserve(static_cast<size_t>(max_rows));

@@ -88,9 +88,11 @@ Result<Residency> PlanResidency(const ModelConfig& config, const InventorySummar
   r.fixed_bytes = need.total() - r.expert_bytes;
   const int64_t limit = budget_bytes > 0 ? std::min(budget_bytes, available_bytes) : available_bytes;
   r.expert_budget = r.expert_bytes;
-  if (need.total() + (budget_bytes > 0 ? kProcessBytes : 0) <= limit) return r;
+  // With a budget of its own the process has to fit into it as well.
+  if (budget_bytes > 0) r.fixed_bytes += kProcessBytes;
+  if (r.fixed_bytes + r.expert_bytes <= limit) return r;
   r.streams_experts = true;
-  r.fixed_bytes += kProcessBytes;
+  if (budget_bytes <= 0) r.fixed_bytes += kProcessBytes;
   r.expert_budget = limit - r.fixed_bytes;
   // A few experts: those of a token, and memory for reads under way.
   const int64_t one = routed.num_bytes / std::max<int64_t>(int64_t{config.num_hidden_layers} * config.n_routed_experts, 1);

@@ -52,18 +52,20 @@ class Loader {
     // tables, which are huge and stay unread here, are left to `inspect --verify`.
     if (!is_table && !is_deferred)
       DI_RETURN_IF_ERROR(CheckFinite(tensor.dtype, tensor.data + first_row * row_bytes, first_row * tensor.dim(1), m.rows * row_bytes, name));
+    int64_t scale_bytes = 0;
     if (tensor.dtype == DType::kF8E4M3 || tensor.dtype == DType::kI8) {
       const std::string scale_name = name.substr(0, name.size() - std::string_view(".weight").size()) + ".scale";
       DI_ASSIGN_OR_RETURN(const TensorView scale, checkpoint_.Get(scale_name));
       const bool per_tile = m.format == WeightFormat::kFp8Block32;
       if (per_tile && first_row % 32 != 0)
         return BadModel(fmt::format("tensor {} is cut at row {}, which is no multiple of its scale block of 32", name, first_row));
+      scale_bytes = (per_tile ? (m.rows + 31) / 32 : m.rows) * scale.dim(1);
       m.host_scale = scale.data + (per_tile ? first_row / 32 : first_row) * scale.dim(1);
       // The scales of the huge tables stay unread.
-      if (!is_table && !is_deferred && std::memchr(m.host_scale, 0xff, static_cast<size_t>((per_tile ? (m.rows + 31) / 32 : m.rows) * scale.dim(1))))
+      if (!is_table && !is_deferred && std::memchr(m.host_scale, 0xff, static_cast<size_t>(scale_bytes)))
         return BadModel(fmt::format("tensor {} holds a NaN scale; the file is damaged, download it again", scale_name));
     }
-    Done(m.rows * row_bytes, is_table || is_deferred ? 0 : m.rows * row_bytes);
+    Done(m.rows * row_bytes, is_table || is_deferred ? 0 : m.rows * row_bytes + scale_bytes);
     return m;
   }
 

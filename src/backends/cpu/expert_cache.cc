@@ -378,6 +378,9 @@ Status ExpertCache::Complete(int32_t slot_idx) {
     const int64_t extent = banks_[static_cast<size_t>(slot.bank)].first_extent + slot.expert;
     if (is_mapped_) std::memcpy(slot.memory, pack_->mapped(extent), static_cast<size_t>(slot_bytes_));
     status = pack_->Check(extent, slot.memory);
+    if (status.ok() && is_mapped_) status = pack_->file().CheckUnchanged();
+    if (status.ok() && is_mapped_ && pack_->is_damaged())
+      status = BadModel(fmt::format("{}: the file became shorter or unreadable while it was in use; delete it and start again", pack_->file().path()));
     if (status.ok()) {
       slot.gate_up.Adopt();
       slot.down.Adopt();

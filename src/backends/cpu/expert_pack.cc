@@ -17,6 +17,7 @@
 #include <fmt/format.h>
 
 #include "backends/cpu/expert_cache.h"
+#include "core/mapping_guard.h"
 #include "core/progress.h"
 
 namespace deepinfer::cpu {
@@ -60,6 +61,8 @@ uint64_t LayoutId() {
   }
   return id;
 }
+
+constexpr int64_t kMostExperts = int64_t{1} << 24;
 
 int64_t DataOffset(int64_t num_experts) { return (kPage + 8 * num_experts + kPage - 1) / kPage * kPage; }
 
@@ -162,15 +165,16 @@ Result<PackFile> PackFile::Open(const std::string& path, const PackKey& key, boo
   if (header.checksum != HeaderChecksum(header)) return stale("has a damaged header");
   if (header.version != kVersion) return stale("has another version");
   if (header.layout != LayoutId()) return stale("was packed for another program or processor");
-  if (header.num_experts != key.num_experts || header.extent_bytes != key.extent_bytes ||
+  // One with the experts of draft layers behind the others serves without them too.
+  if (header.num_experts < key.num_experts || header.num_experts > kMostExperts || header.extent_bytes != key.extent_bytes ||
       std::string_view(header.fingerprint, std::min<size_t>(header.fingerprint_bytes, sizeof header.fingerprint)) != key.fingerprint)
     return stale("belongs to another checkpoint");
   pack.data_offset_ = header.data_offset;
   pack.extent_bytes_ = header.extent_bytes;
-  if (header.data_offset != DataOffset(key.num_experts) || pack.map_.size() != pack.offset(key.num_experts)) return stale("has the wrong size");
-  pack.checksums_.resize(static_cast<size_t>(key.num_experts));
+  if (header.data_offset != DataOffset(header.num_experts) || pack.map_.size() != pack.offset(header.num_experts)) return stale("has the wrong size");
+  pack.checksums_.resize(static_cast<size_t>(header.num_experts));
   std::memcpy(pack.checksums_.data(), pack.map_.data() + kPage, pack.checksums_.size() * 8);
-  if (PackChecksum(reinterpret_cast<const uint8_t*>(pack.checksums_.data()), 8 * key.num_experts) != header.table_checksum)
+  if (PackChecksum(reinterpret_cast<const uint8_t*>(pack.checksums_.data()), 8 * header.num_experts) != header.table_checksum)
     return stale("has a damaged table");
   pack.is_checked_.resize(pack.checksums_.size());
   if (direct) pack.map_ = MappedFile();
@@ -189,6 +193,8 @@ Status WritePackFile(const std::string& path, const PackKey& key, std::span<cons
                      const std::function<void()>& release) {
   if (key.fingerprint.size() > sizeof(Header::fingerprint)) return Internal("the fingerprint of the checkpoint is too long");
   std::error_code error;
+  if (std::filesystem::is_directory(path, error))
+    return ResourceExhausted(fmt::format("{} is a folder; move it away or choose another one (--pack-cache)", path));
   std::filesystem::create_directories(std::filesystem::path(path).parent_path(), error);  // creating the file tells
   RemoveLeftovers(path);
   const int64_t data_offset = DataOffset(key.num_experts), total = data_offset + key.num_experts * key.extent_bytes;
@@ -231,6 +237,9 @@ Status WritePackFile(const std::string& path, const PackKey& key, std::span<cons
   DI_RETURN_IF_ERROR(writer.Write(0, &header, sizeof header));
   DI_RETURN_IF_ERROR(writer.Flush());
   release();
+  // Pages that could not be read were packed as zeros.
+  if (IsAnyMappingDamaged())
+    return BadModel("a file of the checkpoint became shorter or unreadable while its experts were packed; restore it (deepinfer inspect --verify) and start again");
   return writer.Keep();
 }
 

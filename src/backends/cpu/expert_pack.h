@@ -33,6 +33,7 @@ class PackFile {
 
   InputFile& file() const { return *file_; }
   int64_t offset(int64_t extent) const { return data_offset_ + extent * extent_bytes_; }
+  bool is_damaged() const { return map_.is_damaged(); }  // mapped pages could not be read
   const uint8_t* mapped(int64_t extent) const { return map_.data() + offset(extent); }
   // Compares what was read with the checksum, the first time that the extent comes.
   Status Check(int64_t extent, const uint8_t* bytes);

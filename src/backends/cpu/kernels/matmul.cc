@@ -276,7 +276,7 @@ void PackedMatrix::Fill(std::span<const MatrixSource> sources, ThreadPool* pool)
     while (row >= sources[s].rows) row -= sources[s++].rows;
     if (tile(i).num_rows < kTileRows || cols_ % kGroupK != 0) {  // what pads must be zero
       std::memset(weights_ + i * tile_bytes_, 0, static_cast<size_t>(tile_bytes_));
-      std::memset(scales_ + i * tile_scale_bytes_, 0, static_cast<size_t>(tile_scale_bytes_));
+      if (tile_scale_bytes_ > 0) std::memset(scales_ + i * tile_scale_bytes_, 0, static_cast<size_t>(tile_scale_bytes_));
     }
     PackTile(sources[s], row, tile(i).num_rows, num_groups_, weights_ + i * tile_bytes_, scales_ + i * tile_scale_bytes_);
   };
