@@ -16,7 +16,7 @@
 
 #include "backends/registry.h"
 #include "core/clock.h"
-#include "core/disk_sweep.h"
+#include "core/disk_rate.h"
 #include "core/json.h"
 #include "core/read_sweep.h"
 #include "model/expert_files.h"
@@ -53,8 +53,7 @@ Status Run(const Options& options) {
   streaming.budget_bytes = options.expert_budget;
   streaming.io = options.io;
   streaming.pack_path = PackPath(*checkpoint, options.pack);
-  std::vector<std::string> paths;
-  for (const auto& shard : checkpoint->shards()) paths.push_back(shard.path());
+  std::vector<std::string> paths = checkpoint->ShardPaths();
   if (!streaming.pack_path.empty()) paths = {streaming.pack_path};
   DI_RETURN_IF_ERROR(device->StreamExperts(std::move(streaming)));
   LoadOptions load;
@@ -85,7 +84,7 @@ Status Run(const Options& options) {
 
   const InventorySummary summary = SummarizeInventory(config, false);
   ReadSweep sweep(device->pool(), int64_t{256} << 20);
-  DiskSweepOptions disk;
+  RandomReadOptions disk;
   disk.backend = options.io == "threads" ? "threads" : "auto";
   disk.piece_bytes = std::min<int64_t>(device->expert_stats().expert_bytes / (options.pack == "off" ? 3 : 1), int64_t{32} << 20);
   const double run_begin_s = clock.NowSeconds();

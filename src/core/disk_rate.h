@@ -1,16 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How fast a disk gives 1 MiB pieces past the page cache (O_DIRECT), in order and at random: the yardstick of the streaming
-// tier, and what `doctor` predicts with. Bounded in time, not in bytes.
+// How fast a disk gives pieces of files, many at a time and past the page cache (O_DIRECT): the yardstick of everything that is
+// read while a model runs, and what `doctor` predicts with. Bounded in time.
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 
 #include "core/status.h"
 
 namespace deepinfer {
 
+struct RandomReadOptions {
+  std::string backend = "auto";           // of AsyncReader
+  int64_t piece_bytes = int64_t{4} << 20;  // contiguous
+  int64_t num_pieces = 48;
+  double max_seconds = 3;                 // no more pieces are begun after it
+  uint64_t seed = 1;
+};
+
+// Bytes per second. Errors: files that cannot be read, or are smaller than a piece.
+Result<double> MeasureRandomReads(std::span<const std::string> paths, const RandomReadOptions& options);
+
+// 1 MiB pieces, in order and at random.
 struct DiskRate {
   double sequential_bytes_per_s = 0;
   double random_bytes_per_s = 0;

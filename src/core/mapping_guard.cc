@@ -42,9 +42,10 @@ void OnBusError(int, siginfo_t* info, void*) {
   const int saved_errno = errno;
   const auto address = reinterpret_cast<uintptr_t>(info->si_addr);
   if (Slot* const slot = Find(address); slot != nullptr) {
+    // Marked first: another thread may read the zeros as soon as they are there.
+    if (!slot->is_damaged.exchange(true)) g_num_damaged.fetch_add(1);
     void* const page = reinterpret_cast<void*>(address / g_page_bytes * g_page_bytes);
     if (::mmap(page, g_page_bytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == page) {
-      if (!slot->is_damaged.exchange(true)) g_num_damaged.fetch_add(1);
       errno = saved_errno;
       return;
     }

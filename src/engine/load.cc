@@ -63,11 +63,7 @@ std::array<uint8_t, 32> RandomBytes() {
 }
 
 // Tables that do not fit beside the weights are read row by row instead of faulted in.
-Status ChooseEngramIo(const LoadOptions& options, const model::ModelConfig& config, int64_t budget_bytes, model::LoadOptions& load) {
-  model::MemoryPlan plan;
-  plan.with_draft = load.with_draft;
-  const model::MemoryNeed need = model::EstimateMemory(config, plan);
-  const int64_t available = ReadMemoryInfo().available_bytes, limit = budget_bytes > 0 ? std::min(budget_bytes, available) : available;
+Status ChooseEngramIo(const LoadOptions& options, const model::MemoryNeed& need, int64_t limit, model::LoadOptions& load) {
   DI_ASSIGN_OR_RETURN(load.engram_io, model::ParseEngramIo(options.engram_io, need.mapped_bytes, limit - need.total()));
   if (load.engram_io == model::EngramIo::kMmap || load.reader != nullptr) return Status::Ok();
   DI_ASSIGN_OR_RETURN(load.reader, AsyncReader::Create({}));
@@ -304,28 +300,27 @@ Result<std::unique_ptr<Engine>> LoadEngine(LoadOptions options) {
     checkpoint = std::move(opened);
   }
   model::Residency residency;
+  model::MemoryPlan plan;
+  plan.numerics = parts.numerics;
+  plan.with_draft = options.with_draft || parts.num_drafts > 0;
+  plan.use_fp4_sparse_kv = options.use_fp4_sparse_kv;
+  const int64_t max_len = options.max_model_len > 0 ? std::min(options.max_model_len, parts.config.max_position_embeddings)
+                                                    : parts.config.max_position_embeddings;
+  plan.cache_tokens = options.cache_tokens > 0 ? options.cache_tokens : std::min(max_len, kAssumedCacheTokens);
+  plan.chunk_tokens = std::min(options.prefill_chunk_tokens, max_len);
+  const model::InventorySummary summary = model::SummarizeInventory(parts.config, true);
+  const model::MemoryNeed need = model::EstimateMemory(parts.config, summary, plan);
+  const MemoryInfo memory = ReadMemoryInfo();
+  const int64_t limit = budget_bytes > 0 ? std::min(budget_bytes, memory.available_bytes) : memory.available_bytes;
   if (options.check_memory) {
-    model::MemoryPlan plan;
-    plan.numerics = parts.numerics;
-    plan.with_draft = options.with_draft || parts.num_drafts > 0;
-    plan.use_fp4_sparse_kv = options.use_fp4_sparse_kv;
-    const int64_t max_len = options.max_model_len > 0
-                                ? std::min(options.max_model_len, parts.config.max_position_embeddings)
-                                : parts.config.max_position_embeddings;
-    plan.cache_tokens = options.cache_tokens > 0 ? options.cache_tokens : std::min(max_len, kAssumedCacheTokens);
-    plan.chunk_tokens = std::min(options.prefill_chunk_tokens, max_len);
-    const model::MemoryNeed need = model::EstimateMemory(parts.config, plan);
-    const MemoryInfo memory = ReadMemoryInfo();
     int64_t resident_bytes = need.weight_bytes;
     if (is_dummy) {
       DI_RETURN_IF_ERROR(model::CheckMemory(need, memory.available_bytes));
     } else {
-      DI_ASSIGN_OR_RETURN(residency, model::PlanResidency(parts.config, model::SummarizeInventory(parts.config, false), plan, need, budget_bytes,
-                                                          memory.available_bytes));
+      DI_ASSIGN_OR_RETURN(residency, model::PlanResidency(parts.config, summary, plan, need, budget_bytes, memory.available_bytes));
       if (residency.streams_experts) resident_bytes += residency.expert_budget - residency.expert_bytes;
       // The caches of requests that run together get a share of their own, so that the sum stays within the budget.
       if (budget_bytes > 0 || residency.streams_experts) {
-        const int64_t limit = budget_bytes > 0 ? std::min(budget_bytes, memory.available_bytes) : memory.available_bytes;
         const int64_t share = residency.streams_experts ? std::min(limit / 32, residency.expert_budget / 2) : limit - residency.fixed_bytes - residency.expert_bytes;
         parts.cache_bytes = need.cache_bytes + std::max<int64_t>(share, 0);
         if (residency.streams_experts) residency.expert_budget -= std::max<int64_t>(share, 0);
@@ -373,7 +368,7 @@ Result<std::unique_ptr<Engine>> LoadEngine(LoadOptions options) {
   load.replay_keep_tokens = options.decoder_replay_keep;
   if (!parts.config.engram_layer_ids.empty()) {
     load.compressed_vocab = std::move(parts.tokenizer->BuildCompressedVocab().map);
-    if (!is_dummy) DI_RETURN_IF_ERROR(ChooseEngramIo(options, parts.config, budget_bytes, load));
+    if (!is_dummy) DI_RETURN_IF_ERROR(ChooseEngramIo(options, need, limit, load));
   }
   DI_ASSIGN_OR_RETURN(parts.model,
                       model::Model::Load(std::move(checkpoint), parts.config, parts.device, std::move(load)));

@@ -362,6 +362,12 @@ Status Checkpoint::CheckInventory(const ModelConfig& config, bool with_vision) c
   return CheckNoExtraExperts(*this, config);
 }
 
+std::vector<std::string> Checkpoint::ShardPaths() const {
+  std::vector<std::string> paths;
+  for (const SafetensorsFile& shard : shards_) paths.push_back(shard.path());
+  return paths;
+}
+
 Status Checkpoint::CheckMapped() const {
   if (!IsAnyMappingDamaged()) return Status::Ok();
   for (const SafetensorsFile& shard : shards_) {

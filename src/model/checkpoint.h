@@ -42,6 +42,7 @@ class Checkpoint {
   Result<TensorView> Get(std::string_view name) const;  // kBadModel naming the tensor when absent
   const std::map<std::string, TensorView, std::less<>>& tensors() const { return tensors_; }
   const std::vector<SafetensorsFile>& shards() const { return shards_; }
+  std::vector<std::string> ShardPaths() const;
   int64_t payload_bytes() const;
 
   // Every tensor the configuration needs is present with the right shape and dtype (scales

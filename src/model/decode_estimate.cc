@@ -37,9 +37,7 @@ int64_t LayerContextBytes(const ModelConfig& c, int layer, int64_t context) {
 
 StepWork EstimateStep(const ModelConfig& c, const InventorySummary& summary, int64_t batch, int64_t context) {
   StepWork work;
-  // Embedding and head are of one size; a step reads the head and a row of the other.
-  work.dense_bytes = summary.part(ModelPart::kDense).num_bytes + summary.part(ModelPart::kEmbedAndHead).num_bytes / 2 +
-                     summary.part(ModelPart::kFinalNorm).num_bytes;
+  work.dense_bytes = DenseBytesPerToken(summary);
   const double experts = c.n_routed_experts;
   work.experts_per_layer =
       experts > 0 ? experts * (1 - std::pow(1 - c.num_experts_per_tok / experts, static_cast<double>(batch))) : 0;

@@ -306,4 +306,14 @@ InventorySummary SummarizeInventory(const ModelConfig& config, bool with_vision)
   return summary;
 }
 
+int64_t DenseBytesPerToken(const InventorySummary& summary) {
+  // Embedding and head are of one size; a step reads the head and a row of the other.
+  return summary.part(ModelPart::kDense).num_bytes + summary.part(ModelPart::kEmbedAndHead).num_bytes / 2 +
+         summary.part(ModelPart::kFinalNorm).num_bytes;
+}
+
+int64_t ExpertBytes(const ModelConfig& config, const InventorySummary& summary) {
+  return summary.part(ModelPart::kRoutedExperts).num_bytes / std::max<int64_t>(int64_t{config.num_hidden_layers} * config.n_routed_experts, 1);
+}
+
 }  // namespace deepinfer::model

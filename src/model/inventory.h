@@ -86,4 +86,9 @@ struct InventorySummary {
 
 InventorySummary SummarizeInventory(const ModelConfig& config, bool with_vision);
 
+// Weight bytes that every decoded token reads: all but routed experts, embeddings and tables.
+int64_t DenseBytesPerToken(const InventorySummary& summary);
+// Of one routed expert of the backbone.
+int64_t ExpertBytes(const ModelConfig& config, const InventorySummary& summary);
+
 }  // namespace deepinfer::model

@@ -7,14 +7,6 @@
 
 namespace deepinfer::model {
 
-int64_t DenseBytesPerToken(const InventorySummary& summary) {
-  return summary.part(ModelPart::kDense).num_bytes + summary.part(ModelPart::kEmbedAndHead).num_bytes / 2;
-}
-
-int64_t ExpertBytes(const ModelConfig& config, const InventorySummary& summary) {
-  return summary.part(ModelPart::kRoutedExperts).num_bytes / std::max<int64_t>(int64_t{config.num_hidden_layers} * config.n_routed_experts, 1);
-}
-
 double ForecastTokensPerSecond(double memory_bytes, double disk_bytes, double disk_rate, double memory_rate) {
   if (memory_rate <= 0 || (disk_bytes > 0 && disk_rate <= 0)) return 0;
   const double seconds = memory_bytes / memory_rate + (disk_bytes > 0 ? disk_bytes / disk_rate : 0);

@@ -29,8 +29,4 @@ StreamingForecast ForecastStreaming(const ModelConfig& config, const InventorySu
 // For a known number of slots and hit rate.
 double ForecastTokensPerSecond(double memory_bytes, double disk_bytes, double disk_rate, double memory_rate);
 
-// Weight bytes that one decoded token reads: everything but experts, embeddings and tables; and its routed experts.
-int64_t DenseBytesPerToken(const InventorySummary& summary);
-int64_t ExpertBytes(const ModelConfig& config, const InventorySummary& summary);
-
 }  // namespace deepinfer::model

@@ -3,6 +3,8 @@
 
 #include <filesystem>
 #include <fstream>
+#include <string>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -20,6 +22,22 @@ TEST(DiskRate, MeasuresAFolderAndLeavesNothingBehind) {
   EXPECT_EQ(rate->file_bytes, int64_t{16} << 20);
   EXPECT_TRUE(rate->is_temporary);
   EXPECT_TRUE(std::filesystem::is_empty(dir.path()));
+}
+
+TEST(DiskRate, RandomPiecesOfSeveralFiles) {
+  const testing::TemporaryDir dir;
+  const std::vector<std::string> paths = {dir.path() + "/large", dir.path() + "/small"};
+  std::ofstream(paths[0]) << std::string(1 << 20, 'x');
+  std::ofstream(paths[1]) << "few bytes";
+  RandomReadOptions options;
+  options.piece_bytes = 64 << 10;
+  for (const int64_t pieces : {1, 3, 9}) {
+    options.num_pieces = pieces;
+    const Result<double> rate = MeasureRandomReads(paths, options);
+    ASSERT_TRUE(rate.ok()) << rate.status().message();
+    EXPECT_GT(*rate, 0);
+  }
+  EXPECT_FALSE(MeasureRandomReads({paths.data() + 1, 1}, options).ok());
 }
 
 TEST(DiskRate, RefusesWhatItCannotMeasure) {

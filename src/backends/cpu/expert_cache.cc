@@ -86,10 +86,6 @@ Result<std::unique_ptr<ExpertCache>> ExpertCache::Create(device::ExpertStreaming
   return cache;
 }
 
-ExpertCache::~ExpertCache() {
-  reader_.reset();
-}
-
 Status ExpertCache::OpenFile(int32_t file) {
   auto& opened = files_[static_cast<size_t>(file)];
   if (opened != nullptr) return Status::Ok();

@@ -34,7 +34,6 @@ Status CheckExpertFinite(const device::HostExpert& expert, const std::array<Matr
 class ExpertCache final : public ExpertSource {
  public:
   static Result<std::unique_ptr<ExpertCache>> Create(device::ExpertStreaming options, ThreadPool& pool);
-  ~ExpertCache() override;
 
   // The experts of one layer; returns its number. -1: they have another shape than those before and are not taken.
   Result<int> AddBank(std::span<const device::HostExpert> experts);

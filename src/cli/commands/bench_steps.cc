@@ -15,7 +15,7 @@
 #include "cli/svg.h"
 #include "core/arithmetic_peak.h"
 #include "core/clock.h"
-#include "core/disk_sweep.h"
+#include "core/disk_rate.h"
 #include "core/json.h"
 #include "core/memory_info.h"
 #include "core/progress.h"
@@ -44,11 +44,8 @@ struct Measurement {
 };
 
 // Random reads of the size that experts have, from the checkpoint's files.
-Result<double> DiskRate(engine::Engine& engine, int64_t repeat) {
-  DI_ASSIGN_OR_RETURN(const auto checkpoint, model::Checkpoint::Open(engine.model_dir()));
-  std::vector<std::string> paths;
-  for (const auto& shard : checkpoint->shards()) paths.push_back(shard.path());
-  DiskSweepOptions disk;
+Result<double> RandomReadRate(engine::Engine& engine, const std::vector<std::string>& paths, int64_t repeat) {
+  RandomReadOptions disk;
   disk.backend = engine.model().device().expert_stats().io == "threads" ? "threads" : "auto";
   disk.piece_bytes = std::clamp<int64_t>(engine.model().device().expert_stats().expert_bytes / 3, 4096, int64_t{8} << 20);
   disk.seed = static_cast<uint64_t>(repeat + 1);
@@ -65,6 +62,11 @@ Status Measure(const BenchConfig& bench, int64_t seed, engine::Engine& engine, T
   TokenStream tokens(seed, engine);
   const size_t batch = static_cast<size_t>(bench.batch);
   const int64_t warm_up = 1;
+  std::vector<std::string> shard_paths;  // with experts on disk
+  if (model.device().streams_experts()) {
+    DI_ASSIGN_OR_RETURN(const auto checkpoint, model::Checkpoint::Open(engine.model_dir()));
+    shard_paths = checkpoint->ShardPaths();
+  }
   for (int64_t repeat = -warm_up; repeat < bench.repeats; ++repeat) {
     const bool is_measured = repeat >= 0;
     std::vector<std::unique_ptr<model::Sequence>> sequences(batch);
@@ -106,7 +108,7 @@ Status Measure(const BenchConfig& bench, int64_t seed, engine::Engine& engine, T
       sum.num_bytes = out.experts.num_bytes + after.num_bytes - before.num_bytes;
       sum.wait_ns = out.experts.wait_ns + after.wait_ns - before.wait_ns;
       out.experts = sum;
-      DI_ASSIGN_OR_RETURN(out.disk_bytes_per_s.emplace_back(), DiskRate(engine, repeat));
+      DI_ASSIGN_OR_RETURN(out.disk_bytes_per_s.emplace_back(), RandomReadRate(engine, shard_paths, repeat));
     }
     if (is_measured && sweep.is_ready()) out.sweep_bytes_per_s.push_back(sweep.Pass());
     if (is_measured) out.peak_flops.push_back(ArithmeticPeak(pool));

@@ -9,7 +9,6 @@
 #include <thread>
 #include <vector>
 
-#include <sched.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -39,17 +38,6 @@ std::string AfterColon(const std::string& line) {
   if (colon == std::string::npos) return {};
   const size_t begin = line.find_first_not_of(" \t", colon + 1);
   return begin == std::string::npos ? std::string() : line.substr(begin);
-}
-
-std::vector<int> AffinityCores() {
-  std::vector<int> cores;
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (::sched_getaffinity(0, sizeof(set), &set) != 0) return cores;
-  for (int i = 0; i < CPU_SETSIZE; ++i) {
-    if (CPU_ISSET(i, &set)) cores.push_back(i);
-  }
-  return cores;
 }
 
 // "0-3,8": ranges of consecutive numbers.
@@ -176,8 +164,12 @@ Json CpuReport(int num_threads) {
   Json paths = Json::array();
   for (const CpuIsa isa : SupportedCpuIsas()) paths.push_back(std::string(CpuIsaName(isa)));
   Json nodes = Json::array();
-  for (const CpuTopology::Node& node : CpuTopology::Read().nodes) nodes.push_back({{"id", node.id}, {"cpus", RangesText(node.cpus)}});
-  const std::vector<int> cores = AffinityCores();
+  std::vector<int> cores;  // that the affinity mask allows
+  for (const CpuTopology::Node& node : CpuTopology::Read().nodes) {
+    nodes.push_back({{"id", node.id}, {"cpus", RangesText(node.cpus)}});
+    cores.insert(cores.end(), node.cpus.begin(), node.cpus.end());
+  }
+  std::sort(cores.begin(), cores.end());
   return Json{{"model", Escape(model)},
               {"cores", std::thread::hardware_concurrency()},
               {"sockets", CountSockets(cores)},

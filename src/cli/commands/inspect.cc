@@ -15,7 +15,7 @@
 #include "cli/input.h"
 #include "core/byte_size.h"
 #include "core/cpu_features.h"
-#include "core/disk_sweep.h"
+#include "core/disk_rate.h"
 #include "core/escape.h"
 #include "core/json.h"
 #include "core/memory_info.h"
@@ -163,11 +163,9 @@ class Inspection {
     residency_status_ = residency.status();
     if (!residency.ok() || !residency->streams_experts) return Status::Ok();
     residency_ = *residency;
-    std::vector<std::string> paths;
-    for (const auto& shard : checkpoint_->shards()) paths.push_back(shard.path());
-    DiskSweepOptions disk;
+    RandomReadOptions disk;
     disk.piece_bytes = std::clamp<int64_t>(model::ExpertBytes(config_, summary_) / 3, 4096, int64_t{8} << 20);
-    auto rate = MeasureRandomReads(paths, disk);
+    auto rate = MeasureRandomReads(checkpoint_->ShardPaths(), disk);
     if (rate.ok()) disk_rate_ = *rate;  // else the forecast goes without speeds
     ThreadPool pool(static_cast<int>(options_.model.threads));
     ReadSweep sweep(pool, int64_t{256} << 20);

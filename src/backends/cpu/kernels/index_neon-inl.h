@@ -60,6 +60,19 @@ DI_INLINE int32x4_t BlockDot(const int8_t* query, int64_t stride, const int8_t* 
 #endif
 }
 
+// lanes += weight * max(dot, 0) of eight heads.
+template <int kKeys>
+DI_INLINE void AddWeightedHeads(const float* weights, const float32x4_t (&dot)[kKeys][2], float32x4_t (&lanes)[kKeys][2]) {
+#pragma GCC unroll 4
+  for (int i = 0; i < kKeys; ++i) {
+#pragma GCC unroll 2
+    for (int v = 0; v < 2; ++v) {
+      const float32x4_t relu = vmaxnmq_f32(dot[i][v], vdupq_n_f32(0));
+      lanes[i][v] = vaddq_f32(lanes[i][v], vmulq_f32(vld1q_f32(weights + v * 4), relu));
+    }
+  }
+}
+
 // kKeys keys against all heads, eight at a time.
 template <int kKeys>
 DI_INLINE void ScoreKeys(const IndexScorer::View& q, const uint8_t* data, const uint8_t* scales, float* scores) {
@@ -91,14 +104,7 @@ DI_INLINE void ScoreKeys(const IndexScorer::View& q, const uint8_t* data, const 
         }
       }
     }
-#pragma GCC unroll 4
-    for (int i = 0; i < kKeys; ++i) {
-#pragma GCC unroll 2
-      for (int v = 0; v < 2; ++v) {
-        const float32x4_t relu = vmaxnmq_f32(dot[i][v], vdupq_n_f32(0));
-        lanes[i][v] = vaddq_f32(lanes[i][v], vmulq_f32(vld1q_f32(q.weights + h + v * 4), relu));
-      }
-    }
+    AddWeightedHeads<kKeys>(q.weights + h, dot, lanes);
   }
   for (int i = 0; i < kKeys; ++i) scores[i] = Fold(lanes[i][0], lanes[i][1]);
 }

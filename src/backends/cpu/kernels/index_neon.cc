@@ -28,14 +28,7 @@ DI_INLINE void ScoreFloatKeys(const IndexScorer::View& q, const float* keys, flo
         dot[i][1] = vaddq_f32(dot[i][1], vmulq_n_f32(q1, key));
       }
     }
-#pragma GCC unroll 4
-    for (int i = 0; i < kKeys; ++i) {
-#pragma GCC unroll 2
-      for (int v = 0; v < 2; ++v) {
-        const float32x4_t relu = vmaxnmq_f32(dot[i][v], vdupq_n_f32(0));
-        lanes[i][v] = vaddq_f32(lanes[i][v], vmulq_f32(vld1q_f32(q.weights + h + v * 4), relu));
-      }
-    }
+    AddWeightedHeads<kKeys>(q.weights + h, dot, lanes);
   }
   for (int i = 0; i < kKeys; ++i) scores[i] = Fold(lanes[i][0], lanes[i][1]);
 }

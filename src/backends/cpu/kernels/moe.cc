@@ -79,11 +79,11 @@ void MoeExperts::GateUp(ThreadPool& pool, const MoeArgs& args, std::span<const C
   if (chunks.empty()) return;
   const PreparedActivations& x = *args.x;
   const SwigluFn swiglu = args.swiglu != nullptr ? args.swiglu : ScalarSwiglu;
-  const int64_t num_pairs = weights_[static_cast<size_t>(chunks[0].expert)].gate_up->num_tiles() / 2;
+  const int64_t num_pairs = WeightsOf(args, chunks[0].expert).gate_up->num_tiles() / 2;
   pool.ParallelFor(static_cast<int64_t>(chunks.size()) * num_pairs, [&](int64_t item, int) {
     const Chunk& chunk = chunks[static_cast<size_t>(item / num_pairs)];
     const int64_t pair = item % num_pairs;
-    const PackedMatrix& w = *weights_[static_cast<size_t>(chunk.expert)].gate_up;
+    const PackedMatrix& w = *WeightsOf(args, chunk.expert).gate_up;
     const TileFn fn = SelectTileFn(w, x);
     alignas(64) float gate[kMaxTileM * kTileRows];
     alignas(64) float up[kMaxTileM * kTileRows];
@@ -107,7 +107,7 @@ void MoeExperts::GateUp(ThreadPool& pool, const MoeArgs& args, std::span<const C
 void MoeExperts::Down(ThreadPool& pool, const MoeArgs& args, std::span<const Chunk> chunks, bool is_first, bool is_last) {
   if (chunks.empty() && !is_last) return;
   const int64_t num_rows = args.x->num_rows();
-  const PackedMatrix& shape = *weights_[static_cast<size_t>((chunks.empty() ? chunks_ : chunks)[0].expert)].down;
+  const PackedMatrix& shape = *WeightsOf(args, (chunks.empty() ? chunks_ : chunks)[0].expert).down;
   // Sums that are carried from part to part have a place per tile.
   const bool is_carried = !is_first || !is_last;
   const int64_t places = is_carried ? shape.num_tiles() : pool.num_threads();
@@ -119,7 +119,7 @@ void MoeExperts::Down(ThreadPool& pool, const MoeArgs& args, std::span<const Chu
     alignas(64) float y[kMaxTileM * kTileRows];
     int32_t slots[kMaxTileM];
     for (const Chunk& chunk : chunks) {
-      const PackedMatrix& w = *weights_[static_cast<size_t>(chunk.expert)].down;
+      const PackedMatrix& w = *WeightsOf(args, chunk.expert).down;
       for (int m = 0; m < chunk.num_slots; ++m) slots[m] = chunk.first_slot + m;
       RunPackedTile(SelectTileFn(w, act_), w, tile_idx, act_, 0, slots, chunk.num_slots, y);
       if (args.round_bf16) RoundToBf16InPlace(y, int64_t{chunk.num_slots} * kTileRows);
@@ -141,9 +141,8 @@ bool MoeExperts::Run(ThreadPool& pool, const MoeArgs& args) {
   if (args.x->num_rows() == 0) return true;
   Plan(args);
   if (chunks_.empty()) return true;
-  weights_.assign(args.experts.begin(), args.experts.end());
-  weights_.push_back(args.shared != nullptr ? *args.shared : ExpertWeights{});
   if (args.source != nullptr) return RunFromSource(pool, args);
+  routed_ = args.experts;
   GateUp(pool, args, chunks_);
   Down(pool, args, chunks_, true, true);
   return true;
@@ -152,6 +151,8 @@ bool MoeExperts::Run(ThreadPool& pool, const MoeArgs& args) {
 bool MoeExperts::RunFromSource(ThreadPool& pool, const MoeArgs& args) {
   ExpertSource& source = *args.source;
   const auto num_experts = static_cast<int64_t>(args.experts.size());
+  fetched_.assign(args.experts.size(), {});
+  routed_ = fetched_;
   distinct_.clear();
   for (int32_t e = 0; e < num_experts; ++e)
     if (slot_begin_[static_cast<size_t>(e)] < slot_begin_[static_cast<size_t>(e) + 1]) distinct_.push_back(e);
@@ -176,7 +177,7 @@ bool MoeExperts::RunFromSource(ThreadPool& pool, const MoeArgs& args) {
       done += ready_.size();
       ready_chunks_.clear();
       for (const ExpertSource::Ready& ready : ready_) {
-        weights_[static_cast<size_t>(ready.expert)] = ready.weights;
+        fetched_[static_cast<size_t>(ready.expert)] = ready.weights;
         const auto chunks = ChunksOf(ready.expert, ready.expert);
         ready_chunks_.insert(ready_chunks_.end(), chunks.begin(), chunks.end());
       }

@@ -79,6 +79,9 @@ class MoeExperts {
   // Adds the outputs of `chunks` to the sums, which begin with the first part and are written with the last.
   void Down(ThreadPool& pool, const MoeArgs& args, std::span<const Chunk> chunks, bool is_first, bool is_last);
   bool RunFromSource(ThreadPool& pool, const MoeArgs& args);
+  const ExpertWeights& WeightsOf(const MoeArgs& args, int64_t expert) const {
+    return expert == static_cast<int64_t>(args.experts.size()) ? *args.shared : routed_[static_cast<size_t>(expert)];
+  }
   // Chunks of experts [first, last] (numbers).
   std::span<const Chunk> ChunksOf(int64_t first, int64_t last) const;
 
@@ -88,7 +91,8 @@ class MoeExperts {
   std::vector<Chunk> chunks_;
   PreparedActivations act_;           // [slots, I]
   AlignedBuffer sums_;                // per thread [T][32]; from a source with several groups: per tile
-  std::vector<ExpertWeights> weights_;  // [E + 1] of the call, the shared expert last
+  std::span<const ExpertWeights> routed_;  // [E] of the call: args.experts, or fetched_
+  std::vector<ExpertWeights> fetched_;     // from a source
   std::vector<int32_t> distinct_;       // experts of the call, ascending
   std::vector<ExpertSource::Ready> ready_;
   std::vector<Chunk> ready_chunks_;
