@@ -95,11 +95,11 @@ Result<Residency> PlanResidency(const ModelConfig& config, const InventorySummar
   if (budget_bytes <= 0) r.fixed_bytes += kProcessBytes;
   r.expert_budget = limit - r.fixed_bytes;
   // A few experts: those of a token, and memory for reads under way.
-  const int64_t one = routed.num_bytes / std::max<int64_t>(int64_t{config.num_hidden_layers} * config.n_routed_experts, 1);
+  const int64_t one = ExpertBytes(config, summary);
   const int64_t least = r.fixed_bytes + (config.num_experts_per_tok + 2) * one;
   if (limit >= least) return r;
-  const std::string parts = fmt::format("weights other than experts {}, caches {}, workspace {}, a few experts {}", FormatBytes(need.weight_bytes - r.expert_bytes),
-                                        FormatBytes(need.cache_bytes), FormatBytes(need.workspace_bytes), FormatBytes(least - r.fixed_bytes));
+  const std::string parts = fmt::format("weights other than experts {}, caches {}, workspace {}, the process itself {}, a few experts {}", FormatBytes(need.weight_bytes - r.expert_bytes),
+                                        FormatBytes(need.cache_bytes), FormatBytes(need.workspace_bytes), FormatBytes(kProcessBytes), FormatBytes(least - r.fixed_bytes));
   if (budget_bytes > 0 && budget_bytes <= available_bytes)
     return Status(StatusCode::kResourceExhausted,
                   fmt::format("the memory budget is {} but at least {} are needed ({}); raise --memory-budget or lower --max-model-len", FormatBytes(budget_bytes),
