@@ -99,21 +99,30 @@ need_venv() {
 }
 
 # --- accelerator ----------------------------------------------------------------------------------------------------------
-accelerator_note() {
+CUDA_OPTIONS=(-DDEEPINFER_CUDA=OFF)
+accelerator_options() {
+  local archs=90a
+  [ "$ALL_ARCHS" = 1 ] && archs='90a;100a;120a'
   case "${DEEPINFER_ACCELERATOR:-cpu}" in
-    cpu) ;;
-    nvidia | ascend)
-      echo "note: DEEPINFER_ACCELERATOR=$DEEPINFER_ACCELERATOR: this version has the CPU backend only; building that" >&2
-      unset DEEPINFER_ACCELERATOR  # it also means --device to the program
+    cpu)
+      [ "$ALL_ARCHS" = 0 ] || echo "note: --all-archs: only with DEEPINFER_ACCELERATOR=nvidia" >&2
+      ;;
+    nvidia)
+      if [ -z "$(PATH="$PATH:${CUDA_HOME:-/usr/local/cuda}/bin:/usr/local/cuda-13.0/bin" command -v nvcc)" ]; then
+        echo "error: DEEPINFER_ACCELERATOR=nvidia needs nvcc (CUDA toolkit 12.8 or newer); install it or set CUDA_HOME" >&2
+        exit 1
+      fi
+      CUDA_OPTIONS=(-DDEEPINFER_CUDA=ON "-DDEEPINFER_CUDA_ARCHS=$archs")
+      ;;
+    ascend)
+      echo "note: DEEPINFER_ACCELERATOR=ascend: this version has no Ascend backend; building the others" >&2
       ;;
     *)
       echo "error: DEEPINFER_ACCELERATOR must be cpu, nvidia or ascend, got \"$DEEPINFER_ACCELERATOR\"" >&2
       exit 2
       ;;
   esac
-  if [ "$ALL_ARCHS" = 1 ]; then
-    echo "note: --all-archs: this version has no CUDA sources, so there is no architecture to add" >&2
-  fi
+  unset DEEPINFER_ACCELERATOR  # it also means --device to the program
 }
 
 # --- building -------------------------------------------------------------------------------------------------------------
@@ -134,7 +143,7 @@ configure() {
   local dir=$1
   shift
   cmake -S . -B "$dir" -G Ninja -DCMAKE_BUILD_TYPE="$BUILD_TYPE" -DDEEPINFER_SANITIZE="${SANITIZE/,/;}" \
-    -DDEEPINFER_TEST_FLAGS=-O1 "$@" >"$dir.configure.log" 2>&1 || {
+    -DDEEPINFER_TEST_FLAGS=-O1 "${CUDA_OPTIONS[@]}" "$@" >"$dir.configure.log" 2>&1 || {
     tail -n 30 "$dir.configure.log" >&2
     exit 1
   }
@@ -208,7 +217,7 @@ case "$COMMAND" in
     rm -rf build build-* .venv dist
     ;;
   build)
-    accelerator_note
+    accelerator_options
     need_packages "${BASE_PACKAGES[@]}" libgtest-dev libgmock-dev libbenchmark-dev
     need_third_party
     dir=$(build_dir)
@@ -217,7 +226,7 @@ case "$COMMAND" in
     ninja -C "$dir" -j"$JOBS"
     ;;
   demo)
-    accelerator_note
+    accelerator_options
     need_packages "${BASE_PACKAGES[@]}"
     need_third_party
     say "building"
@@ -227,7 +236,7 @@ case "$COMMAND" in
     build/deepinfer generate --model demo --chat "What is the capital of France?" --temperature 0 --max-tokens 64
     ;;
   test)
-    accelerator_note
+    accelerator_options
     run_test
     ;;
   fuzz)

@@ -3,6 +3,8 @@
 option(DEEPINFER_TESTS "build the tests" ${PROJECT_IS_TOP_LEVEL})
 option(DEEPINFER_BENCH "build the benchmarks" OFF)
 option(DEEPINFER_FUZZ "build the fuzzers (Clang)" OFF)
+option(DEEPINFER_CUDA "build the NVIDIA backend (nvcc 12.8 or newer)" OFF)
+set(DEEPINFER_CUDA_ARCHS "90a" CACHE STRING "GPU architectures of the NVIDIA backend, such as 90a;100a;120a")
 option(DEEPINFER_PYTHON "build the Python module" OFF)
 option(DEEPINFER_EXAMPLES "build the C++ examples" OFF)
 option(DEEPINFER_INSTALL "install the program, the library and the demo model" ${PROJECT_IS_TOP_LEVEL})
@@ -37,9 +39,9 @@ endif()
 
 # Results must not depend on how the compiler regroups floating point: no contraction of a*b+c into an FMA that the source
 # does not ask for (std::fma and intrinsics still give one), no fast-math anywhere.
-add_compile_options(-Wall -Wextra -Wshadow -ffp-contract=off -fno-fast-math)
+add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wshadow;-ffp-contract=off;-fno-fast-math>")
 if(DEEPINFER_WERROR)
-  add_compile_options(-Werror)
+  add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-Werror>")
 endif()
 if(DEEPINFER_SANITIZE)
   string(REPLACE "," ";" _sanitizers "${DEEPINFER_SANITIZE}")

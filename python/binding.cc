@@ -437,6 +437,7 @@ void BindParams(nb::module_& m) {
       .def_rw("numerics", &EngineOptions::numerics)
       .def_rw("cpu_isa", &EngineOptions::cpu_isa)
       .def_rw("cpu_pinning", &EngineOptions::cpu_pinning)
+      .def_rw("cuda_plugin", &EngineOptions::cuda_plugin)
       .def_rw("memory_budget", &EngineOptions::memory_budget)
       .def_rw("expert_io", &EngineOptions::expert_io)
       .def_rw("pack_cache", &EngineOptions::pack_cache)

@@ -22,6 +22,7 @@ struct EngineOptions {
   std::string device = "auto";         // auto, cpu, cuda[:N], ascend[:N]
   std::string numerics = "release";    // release, fp32, plain
   std::string cpu_pinning = "auto";    // auto, none, node, core: where compute threads may run
+  std::string cuda_plugin;             // file of the NVIDIA backend; empty = beside the program or library
   // Memory of the process ("24GiB"). Experts that do not fit beside the other weights and the caches are read from disk when a
   // step needs them. auto: what the machine or the container has.
   std::string memory_budget = "auto";

@@ -46,7 +46,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "decoder_replay": ("auto", "off", "mask", "compact"),
     "spec_verify": ("reject", "exact"),
 }
-_TEXTS = ("device", "numerics", "cpu_isa", "cpu_pinning", "memory_budget", "expert_io", "pack_cache", "engram_io", "cache_salt", "decode_token_blacklist", "confidence_temperature", "decode_perf_cache_dir")
+_TEXTS = ("device", "numerics", "cpu_isa", "cpu_pinning", "cuda_plugin", "memory_budget", "expert_io", "pack_cache", "engram_io", "cache_salt", "decode_token_blacklist", "confidence_temperature", "decode_perf_cache_dir")
 _BOOLS = (
     "chunked_prefill",
     "stop_preempted_request",
@@ -83,7 +83,7 @@ class EngineArgs:
             again. True here, False for ``LLM``.
         chunked_prefill: long prompts take several steps; without it max_num_batched_tokens must reach max_model_len.
         lookahead_tokens: smallest part of a prompt that shares a step.
-        device, numerics, cpu_isa, cpu_pinning, num_threads, engram_io, memory_budget, expert_io, pack_cache: where and in which arithmetic the model runs.
+        device, cuda_plugin, numerics, cpu_isa, cpu_pinning, num_threads, engram_io, memory_budget, expert_io, pack_cache: where and in which arithmetic the model runs.
         logprobs_mode: "processed" (of what is sampled from) or "raw".
         compute_sum_smaller_probs: fill ``RequestOutput.sum_smaller_probs``.
         decode_token_blacklist: ids never generated, "3,7-9".
@@ -134,6 +134,7 @@ class EngineArgs:
     numerics: str | None = None
     cpu_isa: str | None = None
     cpu_pinning: str | None = None
+    cuda_plugin: str | None = None
     memory_budget: str | None = None
     expert_io: str | None = None
     pack_cache: str | None = None

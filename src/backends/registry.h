@@ -18,11 +18,23 @@ struct DeviceOptions {
   int num_threads = 0;     // 0 = one per available core
   std::string cpu_isa;     // "", "auto", "scalar", "avx2" or "avx512": the CPU kernels to use; empty = the best one
   CpuPinning cpu_pinning = CpuPinning::kAuto;
+  std::string cuda_plugin;  // file of the NVIDIA backend; empty = looked for beside the program and its libraries
 };
 
-// name: "cpu" or "auto" (the best device of this build and machine).
+// name: "cpu", "cuda", "cuda:N", or "auto" (a GPU where the plug-in, the driver and a fitting GPU are there, else the CPU).
 Result<std::shared_ptr<device::Device>> CreateDevice(std::string_view name, const DeviceOptions& options = {});
 
+// What this program and machine can run on: "cpu", and "cuda" where its plug-in is found.
 std::vector<std::string> AvailableBackends();
+
+// A GPU as the plug-in sees it.
+struct GpuInfo {
+  std::string name;
+  int capability = 0;  // 90 = 9.0
+  int64_t memory_bytes = 0;
+  bool is_supported = false;
+};
+// Errors: no plug-in, another version of it, no driver.
+Result<std::vector<GpuInfo>> ListGpus(std::string_view cuda_plugin = {});
 
 }  // namespace deepinfer::backends

@@ -33,6 +33,7 @@ struct ModelSourceConfig {
   std::string numerics = "release";   // release, fp32, plain
   std::string cpu_isa = "auto";       // auto, scalar, avx2, avx512
   std::string cpu_pinning = "auto";   // auto, none, node, core
+  std::string cuda_plugin;            // the library of the NVIDIA backend; empty = beside the program
   std::string memory_budget = "auto";  // bytes, as 24GiB
   std::string expert_io = "auto";      // auto, uring, threads, mmap
   std::string pack_cache = "off";      // off, beside, or a directory

@@ -85,7 +85,7 @@ struct ExpertStreamStats {
 };
 
 // An input of matrix products in the form the device's kernels read (quantised, permuted, ...). Made by Prepare, reused
-// from step to step.
+// from step to step. It may refer to the values it was made from, which stay as they are until its last use.
 class Input {
  public:
   virtual ~Input() = default;
@@ -137,6 +137,7 @@ struct SelectArgs {
   int heads = 0;
   int topk = 0;
   KeyCache cache;
+  int64_t max_groups = 0;  // at least the number of groups visible to any row
   // Second level of selection. kProduce also fills the candidate lists, kConsume scores only groups inside them.
   enum class Candidates { kNone, kProduce, kConsume };
   Candidates role = Candidates::kNone;
@@ -207,12 +208,16 @@ class Device {
   virtual ThreadPool& pool() = 0;
 
   // ---- memory -------------------------------------------------------------------------------------------------------
+  // What weights and caches may still take; -1: they lie in the machine's own memory.
+  virtual int64_t free_bytes() const { return -1; }
   virtual Result<Buffer> Allocate(int64_t bytes) = 0;
   // Address space of up to `bytes` whose pages cost nothing until written (the block pool).
   virtual Result<Buffer> Reserve(int64_t bytes) = 0;
   virtual void Free(void* data, int64_t bytes) = 0;
   virtual void Upload(void* to, const void* host_from, int64_t bytes) = 0;
   virtual void Download(void* host_to, const void* from, int64_t bytes) = 0;
+  // Between two places of the device that do not overlap.
+  virtual void Copy(void* to, const void* from, int64_t bytes) = 0;
   // Activations as float32, dense rows of `width` values.
   virtual void ReadAct(const Act& x, int64_t rows, int64_t width, float* host_to) = 0;
   virtual void WriteAct(const Act& x, int64_t rows, int64_t width, const float* host_from) = 0;
@@ -233,6 +238,15 @@ class Device {
   virtual void PrefetchExperts(const ExpertBank&, const int32_t* /*experts*/, int64_t /*count*/) {}
   // Why results since the last call are void; OK when they are not.
   virtual Status TakeError() { return Status::Ok(); }
+
+  // ---- repeated steps -----------------------------------------------------------------------------------------------
+  // A device whose calls are dear may keep the ops of a step and run them again as one. Between two calls of the same key the
+  // ops and their arguments are the same; what differs lies in device memory and was uploaded before.
+  virtual bool repeats_steps() const { return false; }
+  // True: the ops of `key` ran again, the caller issues none. False: it issues them, then calls EndRepeat(). No upload,
+  // download or allocation in between.
+  virtual bool BeginRepeat(std::span<const int64_t> /*key*/) { return false; }
+  virtual void EndRepeat() {}
   virtual ExpertStreamStats expert_stats() const { return {}; }
 
   // ---- embedding and streams ----------------------------------------------------------------------------------------
@@ -264,7 +278,7 @@ class Device {
 
   // ---- products, norms ----------------------------------------------------------------------------------------------
   virtual std::unique_ptr<Input> CreateInput() = 0;
-  // Values [rows, cols] of x; the input owns a copy.
+  // Values [rows, cols] of x.
   virtual void Prepare(const Arithmetic& a, Act x, int64_t rows, int64_t cols, InputKind kind, Input& input) = 0;
   // y = bf16(x W^T) for all rows of `x`.
   virtual void MatMul(const Arithmetic& a, const Matrix& w, const Input& x, Act y) = 0;

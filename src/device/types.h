@@ -42,6 +42,7 @@ struct HostMatrix {
   int64_t cols = 0;
   const void* host_data = nullptr;
   const uint8_t* host_scale = nullptr;
+  bool is_volatile = false;  // the values change from step to step: a device must not keep a copy of them
 };
 
 // One sequence's rows in a step. Rows of a sequence are adjacent and their positions consecutive.

@@ -35,6 +35,7 @@ void ApplyConfig(const Config& config, Defaults defaults, EngineOptions& options
   options.numerics = model.numerics;
   options.cpu_isa = model.cpu_isa;
   options.cpu_pinning = model.cpu_pinning;
+  options.cuda_plugin = model.cuda_plugin;
   options.memory_budget = model.memory_budget;
   options.expert_io = model.expert_io;
   options.pack_cache = model.pack_cache;

@@ -37,6 +37,13 @@
 namespace deepinfer::engine {
 namespace {
 
+// The memory that weights and caches of a device take.
+MemoryInfo MemoryOf(const device::Device& device) {
+  MemoryInfo memory = ReadMemoryInfo();
+  if (const int64_t free = device.free_bytes(); free >= 0) memory.total_bytes = memory.limit_bytes = memory.available_bytes = free;
+  return memory;
+}
+
 // What the memory check assumes of a cache that grows on demand.
 constexpr int64_t kAssumedCacheTokens = 8192;
 // STATE records of the exact cache mode.
@@ -213,7 +220,7 @@ Result<AsyncEngine*> Engine::async_engine() {
   options.core.sampling.is_exact = load.deterministic || load.spec_verify == "exact";
   options.core.allow_prompt_logprobs = scheduler.decoder_keep == 0;
 
-  const MemoryInfo memory = ReadMemoryInfo();
+  const MemoryInfo memory = MemoryOf(*parts.device);
   DI_ASSIGN_OR_RETURN(const CacheRequest request, parts.cache_request(memory, facts.max_model_len));
   DI_ASSIGN_OR_RETURN(const CacheSizes sizes, SizeCaches(request));
   if (sizes.max_num_seqs < load.max_num_seqs)
@@ -310,7 +317,21 @@ Result<std::unique_ptr<Engine>> LoadEngine(LoadOptions options) {
   plan.chunk_tokens = std::min(options.prefill_chunk_tokens, max_len);
   const model::InventorySummary summary = model::SummarizeInventory(parts.config, true);
   const model::MemoryNeed need = model::EstimateMemory(parts.config, summary, plan);
-  const MemoryInfo memory = ReadMemoryInfo();
+  backends::DeviceOptions device_options;
+  device_options.num_threads = options.num_threads;
+  device_options.cpu_isa = options.cpu_isa;
+  DI_ASSIGN_OR_RETURN(device_options.cpu_pinning, ParseCpuPinning(options.cpu_pinning));
+  device_options.cuda_plugin = options.cuda_plugin;
+  DI_ASSIGN_OR_RETURN(parts.device, backends::CreateDevice(options.device, device_options));
+  if (const int64_t free = parts.device->free_bytes(); free >= 0 && need.total() > free) {
+    if (options.device == "auto") {
+      DI_ASSIGN_OR_RETURN(parts.device, backends::CreateDevice("cpu", device_options));
+    } else if (options.check_memory) {
+      return ResourceExhausted(fmt::format("the model needs {} on the GPU ({} of them weights) but {} are free there; use a larger GPU or --device cpu",
+                                           FormatBytes(need.total()), FormatBytes(need.weight_bytes), FormatBytes(free)));
+    }
+  }
+  const MemoryInfo memory = MemoryOf(*parts.device);
   const int64_t limit = budget_bytes > 0 ? std::min(budget_bytes, memory.available_bytes) : memory.available_bytes;
   if (options.check_memory) {
     int64_t resident_bytes = need.weight_bytes;
@@ -339,11 +360,6 @@ Result<std::unique_ptr<Engine>> LoadEngine(LoadOptions options) {
                                 parts.tokenizer->vocab_size() - 1,
                                 parts.config.vocab_size));
   }
-  backends::DeviceOptions device_options;
-  device_options.num_threads = options.num_threads;
-  device_options.cpu_isa = options.cpu_isa;
-  DI_ASSIGN_OR_RETURN(device_options.cpu_pinning, ParseCpuPinning(options.cpu_pinning));
-  DI_ASSIGN_OR_RETURN(parts.device, backends::CreateDevice(options.device, device_options));
   if (is_dummy) {
     DI_ASSIGN_OR_RETURN(std::unique_ptr<model::Checkpoint> made, model::Checkpoint::Dummy(parts.config, 0));
     checkpoint = std::move(made);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model/cache.h"
 
-#include <cstring>
 #include <memory>
 #include <numeric>
 
@@ -73,16 +72,6 @@ CacheLayout CacheLayout::Make(const ModelConfig& config, Numerics numerics, bool
   layout.state_bytes = RoundUp(offset, std::lcm(int64_t{32}, window_record));
   for (auto& owner : layout.owners) owner.block_stride = layout.block_stride;
   return layout;
-}
-
-void CopyDeviceBytes(device::Device& device, void* to, const void* from, int64_t bytes) {
-  if (device.has_host_memory()) {
-    std::memcpy(to, from, static_cast<size_t>(bytes));
-    return;
-  }
-  std::vector<uint8_t> staging(static_cast<size_t>(bytes));
-  device.Download(staging.data(), from, bytes);
-  device.Upload(to, staging.data(), bytes);
 }
 
 Result<std::unique_ptr<BlockPool>> BlockPool::Create(device::Device& device, int64_t block_stride, int64_t num_blocks,

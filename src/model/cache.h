@@ -34,9 +34,6 @@ struct CacheLayout {
   static CacheLayout Make(const ModelConfig& config, Numerics numerics, bool use_fp4_sparse_kv, int max_backtracking);
 };
 
-// Between two places of one device.
-void CopyDeviceBytes(device::Device& device, void* to, const void* from, int64_t bytes);
-
 // Block ids are 1.. (0 = none). A block's content is unspecified when handed out: entries are written before they are
 // visible.
 class BlockPool {

@@ -88,7 +88,7 @@ void Model::Impl::KeepTaps(std::span<const Piece> pieces) {
     const int64_t end = r.start + r.num_rows;
     for (int64_t p = std::max<int64_t>(r.start, end - ring_rows); p < end;) {
       const int64_t n = std::min(end - p, ring_rows - p % ring_rows);
-      CopyDeviceBytes(*device, sequence.taps_.as<uint8_t>() + p % ring_rows * row_bytes, taps + (r.row_begin + p - r.start) * row_bytes,
+      device->Copy(sequence.taps_.as<uint8_t>() + p % ring_rows * row_bytes, taps + (r.row_begin + p - r.start) * row_bytes,
                       n * row_bytes);
       p += n;
     }
@@ -106,7 +106,7 @@ Status Model::Impl::CatchUpDraftContext(Sequence& sequence) {
   std::vector<int32_t> positions;
   for (int64_t p = begin; p < end; ++p) {
     positions.push_back(static_cast<int32_t>(p));
-    CopyDeviceBytes(*device, taps.Rows(p - begin).data, sequence.taps_.as<uint8_t>() + p % ring_rows * row_bytes, row_bytes);
+    device->Copy(taps.Rows(p - begin).data, sequence.taps_.as<uint8_t>() + p % ring_rows * row_bytes, row_bytes);
   }
   device->Upload(ws.positions.data(), positions.data(), n * 4);
   device->RopeTable(ws.positions.as<int32_t>(), n, inverse_plain.as<float>(), config.qk_rope_head_dim, ws.tail_rope.as<float>());
@@ -158,7 +158,9 @@ Status Model::Impl::RunDraftBlock(std::span<const DraftChunk> chunks, int num_dr
     piece.sequence = chunks[static_cast<size_t>(s)].sequence;
     piece.ids = std::span<const int32_t>(draft_ids).subspan(static_cast<size_t>(s * block), static_cast<size_t>(block));
   }
+  step_repeats = false;
   DI_RETURN_IF_ERROR(BeginStep(draft_pieces, true));
+  StepTables(true);
   Tracer tracer(sink, *device);
   const int64_t rows = n * block;
 
@@ -293,7 +295,9 @@ Result<DraftResult> Model::DraftFromTaps(std::span<const float> taps, int64_t nu
   Piece piece;
   piece.sequence = sequence.get();
   piece.ids = ids;
+  impl.step_repeats = false;
   DI_RETURN_IF_ERROR(impl.BeginStep({&piece, 1}, true));
+  impl.StepTables(true);
   const Act device_taps = impl.ActOf(impl.ws.taps, width);
   impl.device->WriteAct(device_taps, n, width, taps.data() + (num_positions - n) * width);
   Tracer tracer(trace, *impl.device);

@@ -93,7 +93,7 @@ Result<std::unique_ptr<EngramReader>> EngramReader::Create(const Checkpoint& che
 
 device::HostMatrix EngramReader::View(int table) const {
   const Table& t = *tables_[static_cast<size_t>(table)];
-  return {device::WeightFormat::kFp8Row32, static_cast<int64_t>(t.data.size()) / dim_, dim_, t.data.data(), t.scales.data()};
+  return {device::WeightFormat::kFp8Row32, static_cast<int64_t>(t.data.size()) / dim_, dim_, t.data.data(), t.scales.data(), true};
 }
 
 uint8_t* EngramReader::CacheEntry(uint64_t key) {

@@ -2,6 +2,7 @@
 //
 // The forward pass of the backbone (model.md of the specification, section by section).
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -20,6 +21,10 @@ int64_t Bytes32(int64_t n) { return n * 4; }
 
 // Steps with more rows want so many experts of the next layer that a guess is of no use.
 constexpr int64_t kMaxGuessRows = 4;
+
+// Repeated steps: decode and verification, whose ops are too short for a launch each.
+constexpr int64_t kMaxRepeatRows = 512;
+constexpr size_t kMaxRepeatRowsPerSequence = 8;
 
 }  // namespace
 
@@ -99,12 +104,24 @@ Status Model::Impl::BeginStep(std::span<const Piece> pieces, bool is_draft) {
       }
     }
   }
+  if (!is_draft) {
+    consumer_sequences = host_sequences;
+    for (size_t s = 0; s < pieces.size(); ++s) consumer_sequences[s].window_floor = static_cast<int32_t>(pieces[s].sequence->window_floor_);
+  }
+  if (step_repeats) {
+    // The number of groups follows from the number of rows: the rest goes to the block that nobody reads.
+    size_t most = 0;
+    for (const Piece& piece : pieces) most += (piece.ids.size() + 1) / 2;
+    ws.groups[2].host.resize(most);
+    for (int64_t& groups : step_groups) groups = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(groups)));
+  }
 
   device->Upload(ws.ids.data(), host_ids.data(), Bytes32(rows));
   device->Upload(ws.positions.data(), host_positions.data(), Bytes32(rows));
   device->Upload(ws.row_sequence.data(), host_row_sequence.data(), Bytes32(rows));
-  device->Upload(ws.sequence_rows.data(), host_sequences.data(),
-                 static_cast<int64_t>(host_sequences.size() * sizeof(device::SequenceRows)));
+  const int64_t sequence_bytes = static_cast<int64_t>(host_sequences.size() * sizeof(device::SequenceRows));
+  device->Upload(ws.sequence_rows.data(), host_sequences.data(), sequence_bytes);
+  if (!is_draft) device->Upload(ws.sequence_rows.as<uint8_t>() + sequence_bytes, consumer_sequences.data(), sequence_bytes);
   if (step_has_images) {
     device->Upload(ws.is_image.data(), host_is_image.data(), rows);
     device->Upload(ws.image_row.data(), host_image_row.data(), Bytes32(rows));
@@ -121,10 +138,7 @@ Status Model::Impl::BeginStep(std::span<const Piece> pieces, bool is_draft) {
   step.positions = ws.positions.as<int32_t>();
   step.row_sequence = ws.row_sequence.as<int32_t>();
 
-  const int rd = config.qk_rope_head_dim;
-  device->RopeTable(step.positions, rows, inverse_plain.as<float>(), rd, ws.rope_plain.as<float>());
   if (is_draft) return Status::Ok();
-  device->RopeTable(step.positions, rows, inverse_yarn.as<float>(), rd, ws.rope_yarn.as<float>());
   for (int ratio = 1; ratio <= 2; ++ratio) {
     GroupList& list = ws.groups[ratio];
     list.count = static_cast<int64_t>(list.host.size());
@@ -132,9 +146,34 @@ Status Model::Impl::BeginStep(std::span<const Piece> pieces, bool is_draft) {
     host_group_positions.clear();
     for (const auto& group : list.host) host_group_positions.push_back(group.position);
     device->Upload(list.positions.data(), host_group_positions.data(), Bytes32(list.count));
-    device->RopeTable(list.positions.as<int32_t>(), list.count, inverse_yarn.as<float>(), rd, list.rope.as<float>());
   }
   return Status::Ok();
+}
+
+void Model::Impl::StepTables(bool is_draft) {
+  const int rd = config.qk_rope_head_dim;
+  device->RopeTable(step.positions, step.num_rows, inverse_plain.as<float>(), rd, ws.rope_plain.as<float>());
+  if (is_draft) return;
+  device->RopeTable(step.positions, step.num_rows, inverse_yarn.as<float>(), rd, ws.rope_yarn.as<float>());
+  for (int ratio = 1; ratio <= 2; ++ratio) {
+    const GroupList& list = ws.groups[ratio];
+    device->RopeTable(list.positions.as<int32_t>(), list.count, inverse_yarn.as<float>(), rd, list.rope.as<float>());
+  }
+}
+
+bool Model::Impl::CanRepeat(std::span<const Piece> pieces) const {
+  if (!device->repeats_steps() || stage_clock != nullptr) return false;
+  int64_t rows = 0;
+  for (const Piece& piece : pieces) {
+    rows += static_cast<int64_t>(piece.ids.size());
+    if (piece.ids.size() > kMaxRepeatRowsPerSequence || rows > kMaxRepeatRows) return false;
+    for (const uint8_t is_image : piece.is_image)
+      if (is_image != 0) return false;
+    // All rows run through both halves and write their groups.
+    if (options.decoder_replay == DecoderReplay::kCompact && piece.sequence->window_floor_ > piece.sequence->length()) return false;
+    if (piece.write_floor > piece.sequence->length()) return false;
+  }
+  return true;
 }
 
 // Table rows of every token's n-grams (model.md 5.1, 5.2), [table][row][column] on the device.
@@ -237,6 +276,7 @@ void Model::Impl::RunSelect(const LayerWeights& w, int layer, Tracer& tracer) {
   args.heads = j;
   args.topk = config.index_topk;
   args.cache = cache;
+  args.max_groups = step_groups[cache.ratio];
   args.selected = ws.selected.as<int32_t>();
   args.num_selected = ws.num_selected.as<int32_t>();
   const int source = config.candidate_source_layer_id;
@@ -354,6 +394,7 @@ void Model::Impl::RunAttention(const LayerWeights& w, int layer, bool is_draft, 
     }
   }
   device->Attention(arithmetic, step, args);
+  if (!is_draft) device->StoreWindow(step, args.ring, c.head_dim, keys);
   Mark(layer, Stage::kAttention);
   if (tracer.is_on() && args.trace_unrotated)
     tracer.Act(name + "out_before_projection", args.trace_unrotated, {t, c.num_attention_heads, d});
@@ -361,7 +402,6 @@ void Model::Impl::RunAttention(const LayerWeights& w, int layer, bool is_draft, 
   device->MatMulGroups(arithmetic, *w.o_a, c.o_groups, *attended, low_act);
   device->Prepare(arithmetic, low_act, t, c.o_groups * c.o_lora_rank, InputKind::kQuantized, *low);
   device->MatMul(arithmetic, *w.o_b, *low, ActOf(ws.y, h));
-  if (!is_draft) device->StoreWindow(step, args.ring, c.head_dim, keys);
   Mark(layer, Stage::kOutput);
 }
 
@@ -434,9 +474,10 @@ const float* Model::Impl::RunLayer(const LayerWeights& w, int layer, bool is_dra
     tracer.Floats(name + site + ".comb", comb, {t, m, m});
   };
 
+  // What follows waits for the collapsed streams, not for the mix.
+  device->CollapseNorm(arithmetic, trunk, pre, t, config.hc_mult, h, w.attn_norm.as<float>(), config.rms_norm_eps, Act(), x);
   device->HyperConnectionMix(Site(w.hc_attn), trunk, t, attn_pre, post, comb);
   trace_mix("hc_attn", attn_pre);
-  device->CollapseNorm(arithmetic, trunk, pre, t, config.hc_mult, h, w.attn_norm.as<float>(), config.rms_norm_eps, Act(), x);
   if (tracer.is_on()) tracer.Act(name + "attn.input", x, {t, h});
   Mark(layer, Stage::kHyperConnections);
   RunAttention(w, layer, is_draft, tracer);
@@ -444,9 +485,9 @@ const float* Model::Impl::RunLayer(const LayerWeights& w, int layer, bool is_dra
   device->Expand(arithmetic, y, post, comb, t, config.hc_mult, h, trunk);
   if (tracer.is_on()) tracer.Act(name + "after_attn", trunk, {t, m, h});
 
+  device->CollapseNorm(arithmetic, trunk, attn_pre, t, config.hc_mult, h, w.ffn_norm.as<float>(), config.rms_norm_eps, Act(), x);
   device->HyperConnectionMix(Site(w.hc_ffn), trunk, t, ffn_pre, post, comb);
   trace_mix("hc_ffn", ffn_pre);
-  device->CollapseNorm(arithmetic, trunk, attn_pre, t, config.hc_mult, h, w.ffn_norm.as<float>(), config.rms_norm_eps, Act(), x);
   if (tracer.is_on()) tracer.Act(name + "ffn.input", x, {t, h});
   Mark(layer, Stage::kHyperConnections);
   RunMoe(w, layer, is_draft, tracer);
@@ -507,9 +548,32 @@ void Model::Impl::EnterConsumerHalf(std::span<const Piece> pieces, int next_tap,
     if (step_has_images) device->Upload(ws.is_image.data(), host_is_image.data(), n);
     step.num_rows = static_cast<int32_t>(n);
   }
+  if (n == t || options.decoder_replay != DecoderReplay::kCompact) {
+    // No row was dropped: BeginStep has uploaded these.
+    host_sequences = consumer_sequences;
+    step.sequences = ws.sequence_rows.as<device::SequenceRows>() + step.num_sequences;
+    return;
+  }
   host_sequences = sequences;
   device->Upload(ws.sequence_rows.data(), host_sequences.data(),
                  static_cast<int64_t>(host_sequences.size() * sizeof(device::SequenceRows)));
+}
+
+int64_t Model::Impl::ListHeadRows(std::span<const Piece> pieces) {
+  host_head_rows.clear();
+  int64_t first_logits = -1;
+  for (size_t s = 0; s < pieces.size(); ++s) {
+    const Piece& piece = pieces[s];
+    if (piece.logits_begin < 0) continue;
+    if (first_logits < 0) first_logits = piece.logits_begin;
+    const device::SequenceRows& r = host_sequences[s];
+    if (piece.all_logits) {
+      for (int32_t i = 0; i < r.num_rows; ++i) host_head_rows.push_back(r.row_begin + i);
+    } else {
+      host_head_rows.push_back(r.row_begin + r.num_rows - 1);
+    }
+  }
+  return first_logits;
 }
 
 Status Model::Impl::RunStep(std::span<const Piece> pieces, TraceSink* sink) {
@@ -517,17 +581,41 @@ Status Model::Impl::RunStep(std::span<const Piece> pieces, TraceSink* sink) {
   if (has_draft && drafts_paused) DI_RETURN_IF_ERROR(EnsureTapRings(pieces));
   if (has_draft && !drafts_paused)
     for (const Piece& piece : pieces) DI_RETURN_IF_ERROR(CatchUpDraftContext(*piece.sequence));
+  step_repeats = sink == nullptr && CanRepeat(pieces);
   DI_RETURN_IF_ERROR(BeginStep(pieces, false));
   Tracer tracer(sink, *device);
+  if (hasher.has_value()) {
+    EngramRows(pieces);
+    if (tracer.is_on())
+      tracer.HostInts("engram_rows", {host_engram_rows.begin(), host_engram_rows.end()},
+                      {step.num_rows, hasher->num_tables(), config.engram_num_columns()});
+  }
+  if (step_repeats) {
+    const int64_t first_logits = ListHeadRows(pieces), n = static_cast<int64_t>(host_head_rows.size());
+    if (n != step.num_rows) device->Upload(ws.head_rows.data(), host_head_rows.data(), Bytes32(n));
+    if (engram_reader != nullptr)
+      for (int e = 0; e < hasher->num_tables(); ++e) DI_RETURN_IF_ERROR(engram_reader->Wait(e));
+    step_key = {step.num_rows, step.num_sequences, ws.groups[2].count, step_groups[1], step_groups[2], first_logits, n,
+                drafts_paused ? 1 : 0, reinterpret_cast<intptr_t>(ws.ids.data()), reinterpret_cast<intptr_t>(ws.trunk.data()),
+                reinterpret_cast<intptr_t>(logits.data())};
+    if (!device->BeginRepeat(step_key)) {
+      const Status status = RunStepOps(pieces, tracer);
+      device->EndRepeat();
+      DI_RETURN_IF_ERROR(status);
+    }
+  } else {
+    DI_RETURN_IF_ERROR(RunStepOps(pieces, tracer));
+  }
+  if (has_draft && drafts_paused && step.num_rows > 0) KeepTaps(pieces);
+  return Status::Ok();
+}
+
+Status Model::Impl::RunStepOps(std::span<const Piece> pieces, Tracer& tracer) {
   int64_t t = step.num_rows;
   const int64_t h = config.hidden_size, m = config.hc_mult;
   const Act trunk = ActOf(ws.trunk, m * h);
   const int columns = config.engram_num_columns();
-  if (hasher.has_value()) {
-    EngramRows(pieces);
-    if (tracer.is_on())
-      tracer.HostInts("engram_rows", {host_engram_rows.begin(), host_engram_rows.end()}, {t, hasher->num_tables(), columns});
-  }
+  StepTables(false);
   device->Embed(arithmetic, *weights.embed, ws.ids.as<int32_t>(), step_has_images ? ws.image_row.as<int32_t>() : nullptr,
                 image_embeds.as<float>(), t, config.hc_mult, h, trunk);
   if (tracer.is_on()) tracer.Act("embedding", trunk, {t, h});
@@ -544,7 +632,7 @@ Status Model::Impl::RunStep(std::span<const Piece> pieces, TraceSink* sink) {
       const Act found = ActOf(ws.engram_e, width), kv = ActOf(ws.engram_kv, (m + 1) * h);
       const device::Table* table = w.engram_table.get();
       if (engram_reader != nullptr) {
-        DI_RETURN_IF_ERROR(engram_reader->Wait(e));
+        if (!step_repeats) DI_RETURN_IF_ERROR(engram_reader->Wait(e));
         table = engram_fetched[static_cast<size_t>(e)].get();
       }
       device->GatherRows(arithmetic, *table, ws.engram_rows.as<int32_t>() + int64_t{e} * t * columns, t, columns,
@@ -574,35 +662,17 @@ Status Model::Impl::RunStep(std::span<const Piece> pieces, TraceSink* sink) {
     pre = RunLayer(w, layer, false, pre, tracer);
   }
   if (has_draft) {
-    if (drafts_paused) {
-      KeepTaps(pieces);
-    } else {
-      StoreDraftTail(tracer);
-    }
+    if (!drafts_paused) StoreDraftTail(tracer);
     Mark(config.num_hidden_layers, Stage::kDraftContext);
   }
 
   // Head, for the rows asked for.
-  std::vector<int32_t>& rows = host_head_rows;
-  rows.clear();
-  int64_t first_logits = -1;
-  for (size_t s = 0; s < pieces.size(); ++s) {
-    const Piece& piece = pieces[s];
-    if (piece.logits_begin < 0) continue;
-    if (first_logits < 0) first_logits = piece.logits_begin;
-    const device::SequenceRows& r = host_sequences[s];
-    if (piece.all_logits) {
-      for (int32_t i = 0; i < r.num_rows; ++i) rows.push_back(r.row_begin + i);
-    } else {
-      rows.push_back(r.row_begin + r.num_rows - 1);
-    }
-  }
-  if (rows.empty()) return Status::Ok();
-  const int64_t n = static_cast<int64_t>(rows.size());
+  const int64_t first_logits = ListHeadRows(pieces), n = static_cast<int64_t>(host_head_rows.size());
+  if (n == 0) return Status::Ok();
   Act head_trunk = trunk;
   const float* head_pre = pre;
   if (n != t) {
-    device->Upload(ws.head_rows.data(), rows.data(), Bytes32(n));
+    if (!step_repeats) device->Upload(ws.head_rows.data(), host_head_rows.data(), Bytes32(n));
     head_trunk = ActOf(ws.head_trunk, m * h);
     device->CopyRows(trunk, ws.head_rows.as<int32_t>(), n, m * h, head_trunk);
     device->CopyFloatRows(pre, ws.head_rows.as<int32_t>(), n, m, ws.head_pre.as<float>());

@@ -245,7 +245,7 @@ void Model::ReturnBlocks(std::span<const int32_t> blocks) {
 void Model::CopyBlock(int32_t from, int32_t to) {
   uint8_t* data = impl_->pool->data();
   const int64_t stride = impl_->layout.block_stride;
-  CopyDeviceBytes(*impl_->device, data + to * stride, data + from * stride, impl_->layout.block_payload_bytes);
+  impl_->device->Copy(data + to * stride, data + from * stride, impl_->layout.block_payload_bytes);
 }
 
 device::Device& Model::device() { return *impl_->device; }

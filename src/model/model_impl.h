@@ -99,11 +99,14 @@ struct Model::Impl {
   std::vector<uint8_t> host_is_image;
   std::vector<float> host_image_embeds;
   std::vector<device::SequenceRows> host_sequences;
+  std::vector<device::SequenceRows> consumer_sequences;  // the same for the consumer half, before decoder replay drops rows
   device::Buffer image_embeds;
   device::Step step;
   bool step_has_images = false;
   bool step_keys_done = false;    // the first consumer layer's compressed keys are stored already
   int64_t step_groups[3] = {};  // by ratio: the largest number of groups visible to a row
+  bool step_repeats = false;      // its ops depend on `step_key` only (device.h: repeated steps)
+  std::vector<int64_t> step_key;
 
   Status Init();
   Status EnsureWorkspace(int64_t rows, int64_t sequences);
@@ -119,8 +122,16 @@ struct Model::Impl {
 
   // Uploads positions, ids and sequence metadata; fills `step`.
   Status BeginStep(std::span<const Piece> pieces, bool is_draft);
+  // Rotations of the step's rows and new groups, from what BeginStep uploaded.
+  void StepTables(bool is_draft);
+  // Whether the ops of a step depend on little more than the number of its rows.
+  bool CanRepeat(std::span<const Piece> pieces) const;
+  // The rows whose logits are wanted, into host_head_rows. Returns the first logits row, -1 for none.
+  int64_t ListHeadRows(std::span<const Piece> pieces);
   void EngramRows(std::span<const Piece> pieces);
   Status RunStep(std::span<const Piece> pieces, TraceSink* sink);
+  // The ops of a step from the embedding to the logits.
+  Status RunStepOps(std::span<const Piece> pieces, Tracer& tracer);
   // One layer on the trunk. `pre` [rows, M] collapses the streams for its attention; the result is the next one's.
   const float* RunLayer(const LayerWeights& w, int layer, bool is_draft, const float* pre, Tracer& tracer);
   void RunAttention(const LayerWeights& w, int layer, bool is_draft, Tracer& tracer);

@@ -61,19 +61,19 @@ Status Sequence::CopyStateFrom(const Sequence& other, int64_t length) {
   blocks_.clear();
   valid_start_ = other.valid_start_;
   window_floor_ = other.window_floor_;
-  CopyDeviceBytes(device_, state_.data(), other.state_.data(), state_.bytes());
+  device_.Copy(state_.data(), other.state_.data(), state_.bytes());
   stale_from_ = other.stale_from_;
   if (stale_from_ < 0) return Status::Ok();
   if (taps_.bytes() < other.taps_.bytes()) {
     DI_ASSIGN_OR_RETURN(taps_, device_.Allocate(other.taps_.bytes()));
   }
-  CopyDeviceBytes(device_, taps_.data(), other.taps_.data(), other.taps_.bytes());
+  device_.Copy(taps_.data(), other.taps_.data(), other.taps_.bytes());
   return Status::Ok();
 }
 
-void Sequence::SaveProducerState(void* to) const { CopyDeviceBytes(device_, to, state_.data(), producer_state_bytes()); }
+void Sequence::SaveProducerState(void* to) const { device_.Copy(to, state_.data(), producer_state_bytes()); }
 
-void Sequence::LoadProducerState(const void* from) { CopyDeviceBytes(device_, state_.data(), from, producer_state_bytes()); }
+void Sequence::LoadProducerState(const void* from) { device_.Copy(state_.data(), from, producer_state_bytes()); }
 
 Status Sequence::Truncate(int64_t new_length) {
   if (new_length < 0 || new_length > length())

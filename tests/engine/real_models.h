@@ -21,6 +21,7 @@
 #include "model/checkpoint.h"
 #include "model/golden_support.h"
 #include "sampling/params.h"
+#include "test_device.h"
 #include "text/tokenizer.h"
 
 namespace deepinfer::engine {
@@ -43,7 +44,7 @@ inline std::unique_ptr<model::Model> LoadModel(const std::string& dir, std::vect
   options.replay_keep_tokens = setup.keep;
   options.compressed_vocab = std::move(compressed_vocab);
   auto loaded = model::Model::Load(model::Checkpoint::Open(dir).value(), model::ModelConfig::Load(dir).value(),
-                                   backends::CreateDevice("cpu", {setup.num_threads, ""}).value(), options);
+                                   TestDevice(setup.num_threads).value(), options);
   EXPECT_TRUE(loaded.ok()) << loaded.status().ToString();
   return std::move(loaded).value();
 }

@@ -295,7 +295,7 @@ std::unique_ptr<Model> LoadNanoWithReplay(Numerics numerics, DecoderReplay repla
   options.compressed_vocab = Golden("engram.safetensors").Ints("token_map");
   auto checkpoint = Checkpoint::Open(GoldenPath("nano"));
   auto model = Model::Load(std::move(checkpoint).value(), ModelConfig::Load(GoldenPath("nano")).value(),
-                           backends::CreateDevice("cpu", {1, ""}).value(), options);
+                           TestDevice(1).value(), options);
   EXPECT_TRUE(model.ok()) << model.status().ToString();
   return std::move(model).value();
 }
@@ -353,7 +353,7 @@ TEST(Cache, ReplayKeepsAtLeastWindowAndBacktracking) {
   options.compressed_vocab = Golden("engram.safetensors").Ints("token_map");
   auto checkpoint = Checkpoint::Open(GoldenPath("nano"));
   auto model = Model::Load(std::move(checkpoint).value(), ModelConfig::Load(GoldenPath("nano")).value(),
-                           backends::CreateDevice("cpu", {1, ""}).value(), options);
+                           TestDevice(1).value(), options);
   ASSERT_FALSE(model.ok());
   EXPECT_EQ(model.status().code(), StatusCode::kInvalidArgument);
 }
@@ -363,7 +363,7 @@ TEST(Cache, BlocksComeBack) {
   options.cache_tokens = 512;
   options.numerics = Numerics::kRelease;
   options.compressed_vocab = Golden("engram.safetensors").Ints("token_map");
-  auto device = backends::CreateDevice("cpu", {1, ""});
+  auto device = TestDevice(1);
   auto checkpoint = Checkpoint::Open(GoldenPath("nano"));
   auto model = Model::Load(std::move(checkpoint).value(), ModelConfig::Load(GoldenPath("nano")).value(), *device, options);
   ASSERT_TRUE(model.ok()) << model.status().ToString();

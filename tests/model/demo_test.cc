@@ -6,6 +6,7 @@
 #include "core/json.h"
 #include "model/golden_support.h"
 #include "text/tokenizer.h"
+#include "test_device.h"
 
 namespace deepinfer::model {
 namespace {
@@ -19,7 +20,7 @@ std::unique_ptr<Model> LoadDemo(Numerics numerics) {
   options.with_draft = false;
   options.compressed_vocab = text::Tokenizer::Load(kDemo).value()->BuildCompressedVocab().map;
   auto checkpoint = Checkpoint::Open(kDemo);
-  auto model = Model::Load(std::move(checkpoint).value(), ModelConfig::Load(kDemo).value(), backends::CreateDevice("cpu").value(), options);
+  auto model = Model::Load(std::move(checkpoint).value(), ModelConfig::Load(kDemo).value(), TestDevice().value(), options);
   EXPECT_TRUE(model.ok()) << model.status().ToString();
   return std::move(model).value();
 }

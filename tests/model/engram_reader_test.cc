@@ -16,6 +16,7 @@
 
 #include "model/golden_support.h"
 #include "temporary_dir.h"
+#include "test_device.h"
 
 namespace deepinfer::model {
 namespace {
@@ -38,7 +39,7 @@ std::unique_ptr<Model> LoadNanoFrom(const std::string& dir, EngramIo io, const s
     reader.filter = filter;
     options.reader = AsyncReader::Create(reader).value();
   }
-  auto model = Model::Load(Checkpoint::Open(dir).value(), ModelConfig::Load(dir).value(), backends::CreateDevice("cpu", {2, ""}).value(),
+  auto model = Model::Load(Checkpoint::Open(dir).value(), ModelConfig::Load(dir).value(), TestDevice(2).value(),
                            options);
   EXPECT_TRUE(model.ok()) << model.status().ToString();
   return std::move(model).value();

@@ -18,6 +18,7 @@
 #include "model/checkpoint.h"
 #include "model/model.h"
 #include "model/sequence.h"
+#include "test_device.h"
 
 namespace deepinfer::model {
 
@@ -81,7 +82,7 @@ inline std::unique_ptr<Model> LoadNano(Numerics numerics, int num_threads = 1, i
   options.numerics = numerics;
   options.max_step_rows = max_step_rows;
   options.compressed_vocab = Golden("engram.safetensors").Ints("token_map");
-  auto device = backends::CreateDevice("cpu", {num_threads, isa});
+  auto device = TestDevice(num_threads, isa);
   EXPECT_TRUE(device.ok()) << device.status().ToString();
   auto checkpoint = Checkpoint::Open(dir);
   EXPECT_TRUE(checkpoint.ok()) << checkpoint.status().ToString();

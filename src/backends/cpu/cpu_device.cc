@@ -75,6 +75,10 @@ void CpuDevice::Download(void* host_to, const void* from, int64_t bytes) {
   if (bytes > 0) std::memcpy(host_to, from, static_cast<size_t>(bytes));
 }
 
+void CpuDevice::Copy(void* to, const void* from, int64_t bytes) {
+  if (bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes));
+}
+
 void CpuDevice::ReadAct(const Act& x, int64_t rows, int64_t width, float* host_to) {
   for (int64_t t = 0; t < rows; ++t)
     std::memcpy(host_to + t * width, Row(x, t), static_cast<size_t>(width) * sizeof(float));

@@ -40,6 +40,7 @@ class CpuDevice final : public device::Device {
   void Free(void* data, int64_t bytes) override;
   void Upload(void* to, const void* host_from, int64_t bytes) override;
   void Download(void* host_to, const void* from, int64_t bytes) override;
+  void Copy(void* to, const void* from, int64_t bytes) override;
   void ReadAct(const Act& x, int64_t rows, int64_t width, float* host_to) override;
   void WriteAct(const Act& x, int64_t rows, int64_t width, const float* host_from) override;
 

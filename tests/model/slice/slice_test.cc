@@ -8,6 +8,7 @@
 #include "core/memory_info.h"
 #include "model/released_config.h"
 #include "model/stage_compare.h"
+#include "test_device.h"
 
 namespace deepinfer::model {
 namespace {
@@ -54,7 +55,7 @@ TEST_P(Slice, EveryInstructionSetAgainstScalar) {
   for (const CpuIsa isa : SupportedCpuIsas()) {
     SCOPED_TRACE(CpuIsaName(isa));
     const ScopedCpuIsa scoped(isa);
-    auto device = backends::CreateDevice("cpu");
+    auto device = TestDevice();
     ASSERT_TRUE(device.ok()) << device.status().ToString();
     double start = clock.NowSeconds();
     auto model = Model::Load(checkpoint, config, *device, options);

@@ -1,0 +1,331 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The ops of the device interface: shapes to launches, and which of them run together or beside the others.
+#include <algorithm>
+
+#include "backends/cuda/cuda_device.h"
+
+namespace deepinfer::cuda {
+
+namespace {
+
+F Of(const Act& x) { return {static_cast<float*>(x.data), x.stride}; }
+const CudaMatrix& Of(const device::Matrix& w) { return static_cast<const CudaMatrix&>(w); }
+const CudaInput& Of(const device::Input& x) { return static_cast<const CudaInput&>(x); }
+
+}  // namespace
+
+// ---- embedding and streams ----------------------------------------------------------------------------------------------
+
+void CudaDevice::Embed(const Arithmetic& a, const device::Table& table, const int32_t* ids, const int32_t* image_row,
+                       const float* image_embeds, int64_t rows, int streams, int64_t hidden, Act trunk) {
+  if (rows <= 0) return;
+  Begin();
+  JoinSide();
+  LaunchEmbed(stream_, a.round_bf16, static_cast<const CudaTable&>(table).view, ids, image_row, image_embeds, rows, streams, hidden, Of(trunk));
+  Check("Embed");
+}
+
+void CudaDevice::GatherRows(const Arithmetic& a, const device::Table& table, const int32_t* ids, int64_t rows, int columns,
+                            int64_t width, Act out) {
+  if (rows <= 0) return;
+  Begin();
+  Wrote(out.data);
+  LaunchGatherRows(stream_, a.round_bf16, static_cast<const CudaTable&>(table).view, ids, rows, columns, width, Of(out));
+  Check("GatherRows");
+}
+
+void CudaDevice::CopyRows(Act in, const int32_t* rows, int64_t num_rows, int64_t width, Act out) {
+  if (num_rows <= 0) return;
+  Begin();
+  JoinSide();
+  Wrote(out.data);
+  if (in.data == out.data) {
+    // Blocks have no order: through memory of our own.
+    F copy{static_cast<float*>(Grow(copy_rows_, num_rows * width * 4)), width};
+    if (copy.data == nullptr) return;
+    LaunchCopyRows(stream_, Of(in), rows, num_rows, width, copy);
+    LaunchCopyRows(stream_, copy, nullptr, num_rows, width, Of(out));
+  } else {
+    LaunchCopyRows(stream_, Of(in), rows, num_rows, width, Of(out));
+  }
+  Check("CopyRows");
+}
+
+void CudaDevice::CopyFloatRows(const float* in, const int32_t* rows, int64_t num_rows, int64_t width, float* out) {
+  CopyRows({const_cast<float*>(in), width, 4}, rows, num_rows, width, {out, width, 4});
+}
+
+void CudaDevice::EngramInject(const Arithmetic& a, Act kv, const float* qk, const uint8_t* is_dead, int64_t rows, int streams,
+                              int64_t hidden, float eps, Act trunk, float* gate_out) {
+  if (rows <= 0) return;
+  Begin();
+  JoinSide();
+  LaunchEngramInject(stream_, a.round_bf16, Of(kv), qk, is_dead, rows, streams, hidden, eps, Of(trunk), gate_out);
+  Check("EngramInject");
+}
+
+void CudaDevice::HyperConnectionMix(const device::HyperConnectionSite& site, Act trunk, int64_t rows, float* pre, float* post, float* comb) {
+  if (rows <= 0) return;
+  Begin();
+  if (site.streams > 4) return Fail(Unimplemented("the NVIDIA backend takes at most 4 residual streams"));
+  auto* partial = static_cast<float*>(Grow(mix_partial_, MixPartialFloats(rows, site) * 4));
+  if (partial == nullptr) return;
+  LaunchMix(ForkSide(), site, reinterpret_cast<const float*>(Of(*site.fn).view.data), Of(trunk), rows, partial, pre, post, comb);
+  Check("HyperConnectionMix");
+}
+
+void CudaDevice::CollapseNorm(const Arithmetic& a, Act trunk, const float* pre, int64_t rows, int streams, int64_t hidden,
+                              const float* norm, float eps, Act collapsed, Act x) {
+  if (rows <= 0) return;
+  BeginKeepingExpand();
+  JoinSide();
+  ExpandPart part;
+  if (has_expand_ && expand_.trunk.data == trunk.data && expand_.rows == rows) {
+    part = expand_.part;
+    has_expand_ = false;
+  } else {
+    FlushExpand();
+  }
+  if (collapsed) Wrote(collapsed.data);
+  LaunchCollapseNorm(stream_, a.round_bf16, part, Of(trunk), pre, rows, streams, hidden, norm, eps, Of(collapsed), Of(x), NewShadow(a, x, rows, hidden));
+  Check("CollapseNorm");
+}
+
+void CudaDevice::Expand(const Arithmetic& a, Act y, const float* post, const float* comb, int64_t rows, int streams, int64_t hidden, Act trunk) {
+  if (rows <= 0) return;
+  Begin();
+  // Most often the next op collapses the expanded streams: one kernel does both.
+  has_expand_ = true;
+  expand_ = {a.round_bf16, {Of(y), post, comb}, rows, hidden, streams, Of(trunk)};
+}
+
+void CudaDevice::StreamMean(const Arithmetic& a, Act trunk, int64_t rows, int streams, int64_t hidden, Act out) {
+  if (rows <= 0) return;
+  Begin();
+  Wrote(out.data);
+  LaunchStreamMean(stream_, a.round_bf16, Of(trunk), rows, streams, hidden, Of(out));
+  Check("StreamMean");
+}
+
+// ---- products, norms ----------------------------------------------------------------------------------------------------
+
+std::unique_ptr<device::Input> CudaDevice::CreateInput() { return std::make_unique<CudaInput>(); }
+
+void CudaDevice::Prepare(const Arithmetic& a, Act x, int64_t rows, int64_t cols, device::InputKind kind, device::Input& input) {
+  auto& in = static_cast<CudaInput&>(input);
+  in.cols = cols;
+  in.view.rows = rows;
+  if (rows <= 0) return;
+  if (kind == device::InputKind::kQuantized && a.quantize) {
+    in.view.is_bf16 = true;
+    for (const Shadow& shadow : shadows_) {
+      if (!shadow.is_valid || shadow.of != x.data || shadow.cols != cols || shadow.rows < rows) continue;
+      in.view.values = shadow.buffer.data();
+      in.view.stride = cols;
+      return;
+    }
+    Begin();
+    const int64_t padded = (cols + 31) / 32 * 32;
+    if (!GrowBuffer(in.own, rows * padded * 2)) return;
+    in.view.values = in.own.data();
+    in.view.stride = padded;
+    LaunchQuantize(stream_, Of(x), rows, cols, {in.own.as<uint16_t>(), padded});
+    Check("Prepare");
+    return;
+  }
+  in.view.is_bf16 = false;
+  if (cols % 32 == 0 && x.stride % 4 == 0 && reinterpret_cast<uintptr_t>(x.data) % 16 == 0) {
+    in.view.values = x.data;
+    in.view.stride = x.stride;
+    return;
+  }
+  Begin();
+  const int64_t padded = (cols + 31) / 32 * 32;
+  if (!GrowBuffer(in.own, rows * padded * 4)) return;
+  in.view.values = in.own.data();
+  in.view.stride = padded;
+  LaunchPad(stream_, Of(x), rows, cols, padded, in.own.as<float>());
+  Check("Prepare");
+}
+
+void CudaDevice::MatMulInto(const CudaMatrix& w, const CudaInput& x, int num_groups, bool round, F y) {
+  if (x.view.rows <= 0) return;
+  Begin();
+  Wrote(y.data);
+  LaunchMatMul(stream_, w.view, x.view, num_groups, w.cols(), round, y);
+  Check("MatMul");
+}
+
+void CudaDevice::MatMul(const Arithmetic& a, const device::Matrix& w, const device::Input& x, Act y) {
+  MatMulInto(Of(w), Of(x), 1, a.round_bf16, Of(y));
+}
+
+void CudaDevice::MatMulFloat(const device::Matrix& w, const device::Input& x, float* y, int64_t stride) {
+  MatMulInto(Of(w), Of(x), 1, false, {y, stride});
+}
+
+void CudaDevice::MatMulGroups(const Arithmetic& a, const device::Matrix& w, int num_groups, const device::Input& x, Act y) {
+  MatMulInto(Of(w), Of(x), num_groups, a.round_bf16, Of(y));
+}
+
+void CudaDevice::RmsNorm(const Arithmetic& a, Act in, const float* norm, int64_t rows, int64_t width, float eps, Act out) {
+  if (rows <= 0) return;
+  Begin();
+  LaunchRmsNorm(stream_, a.round_bf16, Of(in), norm, rows, width, eps, Of(out), NewShadow(a, out, rows, width));
+  Check("RmsNorm");
+}
+
+void CudaDevice::Scale(const Arithmetic& a, Act x, int64_t rows, int64_t width, float factor) {
+  if (rows <= 0) return;
+  Begin();
+  Wrote(x.data);
+  LaunchScale(stream_, a.round_bf16, Of(x), rows, width, factor);
+  Check("Scale");
+}
+
+void CudaDevice::AddFloats(const float* x, int64_t n, float* sum) {
+  if (n <= 0) return;
+  Begin();
+  LaunchAddFloats(stream_, x, n, sum);
+  Check("AddFloats");
+}
+
+void CudaDevice::ArgMax(const float* x, int64_t rows, int64_t width, int64_t stride, int32_t* ids, int64_t ids_stride) {
+  if (rows <= 0) return;
+  Begin();
+  LaunchArgMax(stream_, x, rows, width, stride, ids, ids_stride);
+  Check("ArgMax");
+}
+
+// ---- rotation, keys, caches ---------------------------------------------------------------------------------------------
+
+void CudaDevice::RopeTable(const int32_t* positions, int64_t count, const float* inv_freq, int rope_dim, float* table) {
+  if (count <= 0) return;
+  Begin();
+  LaunchRopeTable(stream_, positions, count, inv_freq, rope_dim, table);
+  Check("RopeTable");
+}
+
+void CudaDevice::Rope(const Arithmetic& a, Act x, int64_t rows, int heads, int head_dim, int rope_dim, const float* table) {
+  if (rows <= 0) return;
+  Begin();
+  Wrote(x.data);
+  // The window keys of the same rows come next: one kernel rotates both.
+  has_rope_ = true;
+  rope_ = {a, Of(x), rows, heads, head_dim, rope_dim, table};
+}
+
+void CudaDevice::IndexQuery(const Arithmetic& a, Act x, int64_t rows, int heads, int dim, int rope_dim, const float* table) {
+  if (rows <= 0) return;
+  Begin();
+  Wrote(x.data);
+  LaunchIndexQuery(stream_, a, Of(x), rows, heads, dim, rope_dim, table);
+  Check("IndexQuery");
+}
+
+void CudaDevice::WindowKeys(const Arithmetic& a, Act raw, const float* norm, float eps, int64_t rows, int head_dim, int rope_dim,
+                            const float* table, Act keys) {
+  if (rows <= 0) return;
+  if (side_has_window_) JoinSide();  // it reads the keys of the call before
+  F query;
+  int heads = 0;
+  if (has_rope_ && rope_.rows == rows && rope_.table == table && rope_.rope_dim == rope_dim && rope_.head_dim == head_dim) {
+    has_rope_ = false;
+    query = rope_.x;
+    heads = rope_.heads;
+  }
+  Begin();
+  Wrote(keys.data);
+  if (head_dim % 32 != 0 || head_dim > 1024) return Fail(Unimplemented("the NVIDIA backend takes heads of a multiple of 32 channels, 1024 at most"));
+  LaunchWindowKeys(stream_, a, Of(raw), norm, eps, rows, head_dim, rope_dim, table, Of(keys), query, heads);
+  Check("WindowKeys");
+}
+
+void CudaDevice::StoreWindow(const device::Step& step, const device::WindowRing& ring, int head_dim, Act keys) {
+  if (step.num_rows <= 0) return;
+  Begin();
+  LaunchStoreWindow(ForkSide(), step, ring, head_dim, Of(keys));
+  side_has_window_ = true;
+  Check("StoreWindow");
+}
+
+void CudaDevice::PoolPairs(const Arithmetic& a, const device::Step& step, const float* products, int head_dim, int64_t ring_offset,
+                           int ring_rows, const device::NewGroup* groups, int64_t num_groups, Act latent) {
+  if (step.num_rows <= 0) return;
+  Begin();
+  Wrote(latent.data);
+  LaunchPoolPairs(stream_, a.round_bf16, step, products, head_dim, ring_offset, ring_rows, groups, num_groups, Of(latent));
+  Check("PoolPairs");
+}
+
+void CudaDevice::StoreCompressed(const Arithmetic& a, const device::KeyCache& cache, Act latent, const device::NewGroup* groups,
+                                 int64_t num_groups, int rope_dim, const float* table, Act trace_key) {
+  if (num_groups <= 0) return;
+  Begin();
+  Wrote(latent.data);
+  LaunchStoreCompressed(stream_, a, cache, Of(latent), groups, num_groups, rope_dim, table, Of(trace_key));
+  Check("StoreCompressed");
+}
+
+void CudaDevice::StoreIndexKeys(const Arithmetic& a, const device::KeyCache& cache, Act raw, const float* norm, float eps,
+                                const device::NewGroup* groups, int64_t num_groups, int rope_dim, const float* table, Act trace_key) {
+  if (num_groups <= 0) return;
+  Begin();
+  Wrote(raw.data);
+  if (cache.index_dim % 32 != 0 || cache.index_dim > 1024) return Fail(Unimplemented("the NVIDIA backend takes index keys of a multiple of 32 channels, 1024 at most"));
+  LaunchStoreIndexKeys(stream_, a, cache, Of(raw), norm, eps, groups, num_groups, rope_dim, table, Of(trace_key));
+  Check("StoreIndexKeys");
+}
+
+// ---- attention ----------------------------------------------------------------------------------------------------------
+
+void CudaDevice::Select(const device::Step& step, const device::SelectArgs& args) {
+  if (step.num_rows <= 0) return;
+  Begin();
+  if (args.heads > kMaxIndexHeads) return Fail(Unimplemented("the NVIDIA backend takes at most 64 index heads"));
+  // Scores of as many rows as a fixed amount of memory holds.
+  constexpr int64_t kMostScores = int64_t{256} << 20;
+  const int64_t stride = std::max<int64_t>(args.max_groups, 1);
+  const int64_t blocks = args.block_size > 0 ? (stride + args.block_size - 1) / args.block_size : 1;
+  const int64_t at_once = std::clamp<int64_t>(kMostScores / stride, 1, step.num_rows);
+  auto* scores = static_cast<float*>(Grow(scores_, at_once * stride * 4));
+  auto* block_scores = static_cast<float*>(Grow(block_scores_, at_once * blocks * 4));
+  if (scores == nullptr || block_scores == nullptr) return;
+  for (int64_t first = 0; first < step.num_rows; first += at_once)
+    LaunchSelect(stream_, step, args, first, std::min<int64_t>(at_once, step.num_rows - first), scores, block_scores);
+  Check("Select");
+}
+
+void CudaDevice::Attention(const Arithmetic& a, const device::Step& step, const device::AttentionArgs& args) {
+  if (step.num_rows <= 0) return;
+  Begin();
+  Wrote(args.out.data);
+  if (args.rope_dim % 4 != 0) return Fail(Unimplemented("the NVIDIA backend rotates a multiple of 4 channels"));
+  LaunchAttention(stream_, a, step, args);
+  Check("Attention");
+}
+
+// ---- experts ------------------------------------------------------------------------------------------------------------
+
+void CudaDevice::Route(const device::RouterArgs& args, int64_t rows) {
+  if (rows <= 0) return;
+  const int num_experts = static_cast<int>(args.gate->rows());
+  MatMulFloat(*args.gate, *args.x, args.biased_scores, num_experts);
+  if (num_experts > 1024 || args.num_chosen > 32) return Fail(Unimplemented("the NVIDIA backend takes at most 1024 experts, 32 of them a token"));
+  LaunchRouteChoice(stream_, args, num_experts, rows);
+  Check("Route");
+}
+
+void CudaDevice::Experts(const Arithmetic& a, const device::ExpertArgs& args, int64_t rows) {
+  if (rows <= 0) return;
+  Begin();
+  Wrote(args.out.data);
+  const ExpertBankView& bank = static_cast<const CudaExpertBank&>(*args.bank).view;
+  auto* act = static_cast<float*>(Grow(act_, rows * (args.num_chosen + 1) * bank.padded_inner * 4));
+  if (act == nullptr) return;
+  LaunchExperts(stream_, a, bank, args, Of(*args.x).view, rows, act, Of(args.out));
+  Check("Experts");
+}
+
+}  // namespace deepinfer::cuda

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Rotation, and the keys that go into the caches. A block is a vector: thread c holds channel c.
+#include <algorithm>
+
+#include "backends/cuda/ops/launch.h"
+#include "backends/cuda/ops/numbers.cuh"
+#include "backends/cuda/ops/start.cuh"
+
+namespace deepinfer::cuda {
+namespace {
+
+__global__ void RopeTableKernel(const int32_t* positions, int64_t count, const float* inv_freq, int half, float* table) {
+  WaitForEarlier();
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i >= count * half) return;
+  const int64_t row = i / half;
+  const int k = static_cast<int>(i % half);
+  const float angle = static_cast<float>(positions[row]) * inv_freq[k];
+  table[row * 2 * half + k] = cosf(angle);
+  table[row * 2 * half + half + k] = sinf(angle);
+}
+
+// Pair i of head h of row t.
+__device__ __forceinline__ void RotatePair(F x, int64_t t, int h, int head_dim, int rope_dim, const float* table, int i, bool round) {
+  float* pair = x.data + t * x.stride + (h + 1) * static_cast<int64_t>(head_dim) - rope_dim + 2 * i;
+  const float c = table[t * rope_dim + i], s = table[t * rope_dim + rope_dim / 2 + i];
+  const float a = pair[0], b = pair[1];
+  pair[0] = RoundIf(a * c - b * s, round);
+  pair[1] = RoundIf(a * s + b * c, round);
+}
+
+__global__ void RopeKernel(bool round, F x, int64_t rows, int heads, int head_dim, int rope_dim, const float* table) {
+  WaitForEarlier();
+  const int half = rope_dim / 2;
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i >= rows * heads * half) return;
+  RotatePair(x, i / (heads * half), static_cast<int>(i / half % heads), head_dim, rope_dim, table, static_cast<int>(i % half), round);
+}
+
+__global__ void IndexQueryKernel(device::Arithmetic a, F x, int dim, int rope_dim, const float* table) {
+  WaitForEarlier();
+  const int64_t t = blockIdx.y;
+  float* row = x.data + t * x.stride + static_cast<int64_t>(blockIdx.x) * dim;
+  const int c = threadIdx.x;
+  float v = RotateLane(row[c], c, dim - rope_dim, table + t * rope_dim, rope_dim / 2, 1.0f, a.round_bf16);
+  if (a.quantize) v = FakeFp4Pow2Lane(v);
+  row[c] = v;
+}
+
+// Block 0 of a row: its key; the others rotate the query.
+__global__ void WindowKeysKernel(device::Arithmetic a, F raw, const float* norm, float eps, int head_dim, int rope_dim,
+                                 const float* table, F keys, F query, int heads) {
+  WaitForEarlier();
+  const int64_t t = blockIdx.y;
+  if (blockIdx.x > 0) {
+    const int half = rope_dim / 2;
+    const int i = (blockIdx.x - 1) * blockDim.x + threadIdx.x;
+    if (i < heads * half) RotatePair(query, t, i / half, head_dim, rope_dim, table, i % half, a.round_bf16);
+    return;
+  }
+  __shared__ float shared[33];
+  const int c = threadIdx.x;
+  const float x = raw.data[t * raw.stride + c];
+  const float r = 1.0f / sqrtf(BlockSum(x * x, shared) / static_cast<float>(head_dim) + eps);
+  float v = RoundIf(norm[c] * (x * r), a.round_bf16);
+  v = RotateLane(v, c, head_dim - rope_dim, table + t * rope_dim, rope_dim / 2, 1.0f, a.round_bf16);
+  if (a.quantize) v = FakeFp8Lane(v);
+  keys.data[t * keys.stride + c] = v;
+}
+
+__global__ void StoreWindowKernel(device::Step step, device::WindowRing ring, int64_t record, int64_t data_bytes, F keys) {
+  WaitForEarlier();
+  const int64_t t = blockIdx.x;
+  // Without the list of rows (a part of a step) the sequence is looked for.
+  int s = 0;
+  if (step.row_sequence != nullptr) {
+    s = step.row_sequence[t];
+  } else {
+    while (s + 1 < step.num_sequences && step.sequences[s + 1].row_begin <= t) ++s;
+  }
+  const device::SequenceRows& rows = step.sequences[s];
+  const int r = static_cast<int>(t) - rows.row_begin;
+  if (r < 0 || r >= rows.num_rows || rows.num_rows - r > ring.rows) return;
+  uint8_t* to = rows.state + ring.offset + (rows.start + r) % ring.rows * record;
+  const int c = threadIdx.x;
+  EncodeKeyChannel(ring.format, keys.data[t * keys.stride + c], c, to, to + data_bytes);
+}
+
+__global__ void PoolPairsKernel(bool round, device::Step step, const float* products, int head_dim, int64_t ring_offset,
+                                int ring_rows, const device::NewGroup* groups, F latent) {
+  WaitForEarlier();
+  const device::NewGroup group = groups[blockIdx.x];
+  const device::SequenceRows& rows = step.sequences[group.sequence];
+  const int64_t width = 2 * static_cast<int64_t>(head_dim);
+  const float* second = products + group.last_row * width;
+  const float* first = group.last_row > rows.row_begin
+                           ? second - width
+                           : reinterpret_cast<const float*>(rows.state + ring_offset) + group.position % ring_rows * width;
+  for (int d = threadIdx.x; d < head_dim; d += blockDim.x) {
+    const float top = fmaxf(first[d], second[d]);
+    const float w0 = expf(first[d] - top), w1 = expf(second[d] - top);
+    const float sum = w0 + w1;
+    latent.data[blockIdx.x * latent.stride + d] =
+        RoundIf(first[head_dim + d] * (w0 / sum) + second[head_dim + d] * (w1 / sum), round);
+  }
+}
+
+// Behind PoolPairsKernel, which reads the ring.
+__global__ void StorePairsKernel(device::Step step, const float* products, int head_dim, int64_t ring_offset, int ring_rows) {
+  WaitForEarlier();
+  const int64_t t = blockIdx.x, width = 2 * static_cast<int64_t>(head_dim);
+  const device::SequenceRows& rows = step.sequences[step.row_sequence[t]];
+  const int r = static_cast<int>(t) - rows.row_begin;
+  if (r < rows.num_rows - ring_rows) return;
+  float* to = reinterpret_cast<float*>(rows.state + ring_offset) + (rows.start + r) % ring_rows * width;
+  for (int64_t d = threadIdx.x; d < width; d += blockDim.x) to[d] = products[t * width + d];
+}
+
+__global__ void StoreCompressedKernel(device::Arithmetic a, device::KeyCache cache, int64_t record, int64_t data_bytes, F latent,
+                                      const device::NewGroup* groups, int rope_dim, const float* table, F trace_key) {
+  WaitForEarlier();
+  const int64_t g = blockIdx.x;
+  const int c = threadIdx.x;
+  float v = RotateLane(latent.data[g * latent.stride + c], c, cache.head_dim - rope_dim, table + g * rope_dim, rope_dim / 2, 1.0f, a.round_bf16);
+  if (a.quantize && cache.main_format == device::KeyFormat::kMxFp8) v = FakeFp8Lane(v);
+  uint8_t* to = cache.pool + groups[g].block * cache.block_stride + cache.main_offset + groups[g].entry * record;
+  v = EncodeKeyChannel(cache.main_format, v, c, to, to + data_bytes);
+  latent.data[g * latent.stride + c] = v;
+  if (trace_key.data != nullptr) trace_key.data[g * trace_key.stride + c] = v;
+}
+
+__global__ void StoreIndexKeysKernel(device::Arithmetic a, device::KeyCache cache, int64_t data_bytes, int64_t scale_bytes, F raw,
+                                     const float* norm, float eps, const device::NewGroup* groups, int rope_dim, const float* table,
+                                     F trace_key) {
+  WaitForEarlier();
+  __shared__ float shared[33];
+  const int64_t g = blockIdx.x;
+  const int c = threadIdx.x, n = cache.index_dim;
+  const float x = raw.data[g * raw.stride + c];
+  const float r = 1.0f / sqrtf(BlockSum(x * x, shared) / static_cast<float>(n) + eps);
+  float v = RoundIf(norm[c] * (x * r), a.round_bf16);
+  v = RotateLane(v, c, n - rope_dim, table + g * rope_dim, rope_dim / 2, 1.0f, a.round_bf16);
+  if (a.quantize) v = FakeFp4Pow2Lane(v);
+  uint8_t* region = cache.pool + groups[g].block * cache.block_stride + cache.index_offset;
+  EncodeKeyChannel(cache.index_format, v, c, region + groups[g].entry * data_bytes,
+                   region + cache.entries_per_block * data_bytes + groups[g].entry * scale_bytes);
+  raw.data[g * raw.stride + c] = v;
+  if (trace_key.data != nullptr) trace_key.data[g * trace_key.stride + c] = v;
+}
+
+unsigned Count(int64_t n) { return static_cast<unsigned>(n); }
+
+}  // namespace
+
+void LaunchRopeTable(cudaStream_t stream, const int32_t* positions, int64_t count, const float* inv_freq, int rope_dim, float* table) {
+  const int64_t n = count * (rope_dim / 2);
+  Start(RopeTableKernel, Count((n + 63) / 64), 64, 0, stream, positions, count, inv_freq, rope_dim / 2, table);
+}
+
+void LaunchRope(cudaStream_t stream, bool round, F x, int64_t rows, int heads, int head_dim, int rope_dim, const float* table) {
+  const int64_t n = rows * heads * (rope_dim / 2);
+  Start(RopeKernel, Count((n + 127) / 128), 128, 0, stream, round, x, rows, heads, head_dim, rope_dim, table);
+}
+
+void LaunchIndexQuery(cudaStream_t stream, const device::Arithmetic& a, F x, int64_t rows, int heads, int dim, int rope_dim,
+                      const float* table) {
+  Start(IndexQueryKernel, dim3(heads, Count(rows)), dim, 0, stream, a, x, dim, rope_dim, table);
+}
+
+void LaunchWindowKeys(cudaStream_t stream, const device::Arithmetic& a, F raw, const float* norm, float eps, int64_t rows,
+                      int head_dim, int rope_dim, const float* table, F keys, F query, int heads) {
+  const int pairs = query.data != nullptr ? heads * (rope_dim / 2) : 0;
+  Start(WindowKeysKernel, dim3(1 + (pairs + head_dim - 1) / head_dim, Count(rows)), head_dim, 0, stream, a, raw, norm, eps, head_dim, rope_dim,
+                                                                                                      table, keys, query, heads);
+}
+
+void LaunchStoreWindow(cudaStream_t stream, const device::Step& step, const device::WindowRing& ring, int head_dim, F keys) {
+  Start(StoreWindowKernel, Count(step.num_rows), head_dim, 0, stream, step, ring, device::KeyRecordBytes(ring.format, head_dim),
+                                                                   device::KeyDataBytes(ring.format, head_dim), keys);
+}
+
+void LaunchPoolPairs(cudaStream_t stream, bool round, const device::Step& step, const float* products, int head_dim,
+                     int64_t ring_offset, int ring_rows, const device::NewGroup* groups, int64_t num_groups, F latent) {
+  const int threads = std::min(head_dim, 512);
+  if (num_groups > 0)
+    Start(PoolPairsKernel, Count(num_groups), threads, 0, stream, round, step, products, head_dim, ring_offset, ring_rows, groups, latent);
+  Start(StorePairsKernel, Count(step.num_rows), threads, 0, stream, step, products, head_dim, ring_offset, ring_rows);
+}
+
+void LaunchStoreCompressed(cudaStream_t stream, const device::Arithmetic& a, const device::KeyCache& cache, F latent,
+                           const device::NewGroup* groups, int64_t num_groups, int rope_dim, const float* table, F trace_key) {
+  Start(StoreCompressedKernel, Count(num_groups), cache.head_dim, 0, stream, a, cache, device::KeyRecordBytes(cache.main_format, cache.head_dim),
+                                                                          device::KeyDataBytes(cache.main_format, cache.head_dim), latent,
+                                                                          groups, rope_dim, table, trace_key);
+}
+
+void LaunchStoreIndexKeys(cudaStream_t stream, const device::Arithmetic& a, const device::KeyCache& cache, F raw, const float* norm,
+                          float eps, const device::NewGroup* groups, int64_t num_groups, int rope_dim, const float* table, F trace_key) {
+  Start(StoreIndexKeysKernel, Count(num_groups), cache.index_dim, 0, stream, a, cache, device::KeyDataBytes(cache.index_format, cache.index_dim),
+                                                                          device::KeyScaleBytes(cache.index_format, cache.index_dim), raw,
+                                                                          norm, eps, groups, rope_dim, table, trace_key);
+}
+
+}  // namespace deepinfer::cuda

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Host functions that start the general kernels: plain pointers and shapes, one stream. They take every width that a test model
+// has; kernels/ holds those for the released shapes. An `F` is rows of float32 `stride` apart.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "device/device.h"
+
+namespace deepinfer::cuda {
+
+struct F {
+  float* data = nullptr;
+  int64_t stride = 0;
+};
+
+// A weight matrix on the device: rows padded with zeros to a multiple of 32 columns. Scales: ue8m0, one per 32 columns of
+// 1 << scale_shift rows.
+struct WeightView {
+  device::WeightFormat format = device::WeightFormat::kBf16;
+  int32_t scale_shift = 0;
+  int64_t rows = 0;
+  int64_t padded_cols = 0;
+  const uint8_t* data = nullptr;
+  const uint8_t* scale = nullptr;
+};
+constexpr int64_t WeightRowBytes(device::WeightFormat format, int64_t padded_cols) {
+  switch (format) {
+    case device::WeightFormat::kF32: return 4 * padded_cols;
+    case device::WeightFormat::kBf16: return 2 * padded_cols;
+    case device::WeightFormat::kFp4Row32: return padded_cols / 2;
+    default: return padded_cols;
+  }
+}
+
+// An input of products: float32 or bf16 values whose rows may be read up to a multiple of 32 columns.
+struct InputView {
+  const void* values = nullptr;
+  bool is_bf16 = false;
+  int64_t rows = 0;
+  int64_t stride = 0;
+};
+
+struct TableView {
+  device::WeightFormat format = device::WeightFormat::kBf16;
+  int64_t cols = 0;
+  const uint8_t* data = nullptr;
+  const uint8_t* scale = nullptr;
+};
+
+// ---- uploads.cu ---------------------------------------------------------------------------------------------------------
+// Small pieces from pinned host memory to where they belong, all by one kernel. Sizes and places are multiples of 4 bytes,
+// tails aside.
+struct UploadPiece {
+  void* to;
+  const void* host_from;
+  int64_t bytes;
+};
+inline constexpr int kMaxUploadPieces = 40;
+struct UploadList {
+  UploadPiece pieces[kMaxUploadPieces];
+  int32_t count = 0;
+};
+void LaunchUploads(cudaStream_t stream, const UploadList& list);
+// Whether the current GPU can run what was compiled.
+bool HasCodeForGpu();
+
+// ---- streams.cu ---------------------------------------------------------------------------------------------------------
+void LaunchEmbed(cudaStream_t stream, bool round, const TableView& table, const int32_t* ids, const int32_t* image_row,
+                 const float* image_embeds, int64_t rows, int streams, int64_t hidden, F trunk);
+void LaunchGatherRows(cudaStream_t stream, bool round, const TableView& table, const int32_t* ids, int64_t rows, int columns,
+                      int64_t width, F out);
+void LaunchCopyRows(cudaStream_t stream, F in, const int32_t* rows, int64_t num_rows, int64_t width, F out);
+void LaunchEngramInject(cudaStream_t stream, bool round, F kv, const float* qk, const uint8_t* is_dead, int64_t rows, int streams,
+                        int64_t hidden, float eps, F trunk, float* gate_out);
+// `partial`: MixPartialFloats(rows, width) floats.
+int64_t MixPartialFloats(int64_t rows, const device::HyperConnectionSite& site);
+void LaunchMix(cudaStream_t stream, const device::HyperConnectionSite& site, const float* fn, F trunk, int64_t rows, float* partial,
+               float* pre, float* post, float* comb);
+
+// Optional parts of a collapse: what expands the streams first, and the input form that the norm's result gets at once.
+struct ExpandPart {
+  F y;
+  const float* post = nullptr;  // null: no expansion
+  const float* comb = nullptr;
+};
+struct QuantizedOut {
+  uint16_t* bf16 = nullptr;  // null: none; rows `stride` apart
+  int64_t stride = 0;
+};
+void LaunchCollapseNorm(cudaStream_t stream, bool round, const ExpandPart& expand, F trunk, const float* pre, int64_t rows,
+                        int streams, int64_t hidden, const float* norm, float eps, F collapsed, F x, const QuantizedOut& quantized);
+void LaunchExpand(cudaStream_t stream, bool round, const ExpandPart& expand, int64_t rows, int streams, int64_t hidden, F trunk);
+void LaunchStreamMean(cudaStream_t stream, bool round, F trunk, int64_t rows, int streams, int64_t hidden, F out);
+
+// ---- products.cu --------------------------------------------------------------------------------------------------------
+// FP8 fake quantisation per 32 columns, as bf16 rows.
+void LaunchQuantize(cudaStream_t stream, F x, int64_t rows, int64_t cols, const QuantizedOut& out);
+// Copies rows of `cols` values, zeros up to `padded`.
+void LaunchPad(cudaStream_t stream, F x, int64_t rows, int64_t cols, int64_t padded, float* out);
+// y = x W^T. num_groups > 1: rows [g * rows / num_groups, ...) read columns [g * cols, ...) of x.
+void LaunchMatMul(cudaStream_t stream, const WeightView& w, const InputView& x, int num_groups, int64_t group_cols, bool round, F y);
+void LaunchRmsNorm(cudaStream_t stream, bool round, F in, const float* norm, int64_t rows, int64_t width, float eps, F out,
+                   const QuantizedOut& quantized);
+void LaunchScale(cudaStream_t stream, bool round, F x, int64_t rows, int64_t width, float factor);
+void LaunchAddFloats(cudaStream_t stream, const float* x, int64_t n, float* sum);
+void LaunchArgMax(cudaStream_t stream, const float* x, int64_t rows, int64_t width, int64_t stride, int32_t* ids, int64_t ids_stride);
+
+// ---- keys.cu ------------------------------------------------------------------------------------------------------------
+void LaunchRopeTable(cudaStream_t stream, const int32_t* positions, int64_t count, const float* inv_freq, int rope_dim, float* table);
+void LaunchRope(cudaStream_t stream, bool round, F x, int64_t rows, int heads, int head_dim, int rope_dim, const float* table);
+void LaunchIndexQuery(cudaStream_t stream, const device::Arithmetic& a, F x, int64_t rows, int heads, int dim, int rope_dim,
+                      const float* table);
+// Window keys, and the rotation of `query` (data null: none) in the same kernel.
+void LaunchWindowKeys(cudaStream_t stream, const device::Arithmetic& a, F raw, const float* norm, float eps, int64_t rows,
+                      int head_dim, int rope_dim, const float* table, F keys, F query, int heads);
+void LaunchStoreWindow(cudaStream_t stream, const device::Step& step, const device::WindowRing& ring, int head_dim, F keys);
+void LaunchPoolPairs(cudaStream_t stream, bool round, const device::Step& step, const float* products, int head_dim,
+                     int64_t ring_offset, int ring_rows, const device::NewGroup* groups, int64_t num_groups, F latent);
+void LaunchStoreCompressed(cudaStream_t stream, const device::Arithmetic& a, const device::KeyCache& cache, F latent,
+                           const device::NewGroup* groups, int64_t num_groups, int rope_dim, const float* table, F trace_key);
+void LaunchStoreIndexKeys(cudaStream_t stream, const device::Arithmetic& a, const device::KeyCache& cache, F raw, const float* norm,
+                          float eps, const device::NewGroup* groups, int64_t num_groups, int rope_dim, const float* table, F trace_key);
+
+// ---- select.cu ----------------------------------------------------------------------------------------------------------
+inline constexpr int kMaxIndexHeads = 64;
+// scores: [rows, max_groups] floats, blocks: [rows, ceil(max_groups / block_size)] floats of scratch.
+void LaunchSelect(cudaStream_t stream, const device::Step& step, const device::SelectArgs& args, int64_t first_row, int64_t rows,
+                  float* scores, float* blocks);
+
+// ---- attention.cu -------------------------------------------------------------------------------------------------------
+// max_block: the most rows of a draft block.
+void LaunchAttention(cudaStream_t stream, const device::Arithmetic& a, const device::Step& step, const device::AttentionArgs& args);
+
+// ---- experts.cu ---------------------------------------------------------------------------------------------------------
+struct ExpertView {
+  WeightView gate_up;  // of one expert: w1 rows, then w3 rows
+  WeightView down;
+};
+struct ExpertBankView {
+  int32_t num_experts = 0;
+  int64_t hidden = 0, inner = 0, padded_inner = 0;
+  ExpertView routed, shared;  // `routed`: expert 0
+  int64_t gate_up_bytes = 0, gate_up_scale_bytes = 0, down_bytes = 0, down_scale_bytes = 0;  // from expert to expert
+};
+void LaunchRouteChoice(cudaStream_t stream, const device::RouterArgs& args, int num_experts, int64_t rows);
+// act: [rows * (num_chosen + 1), padded_inner] floats of scratch.
+void LaunchExperts(cudaStream_t stream, const device::Arithmetic& a, const ExpertBankView& bank, const device::ExpertArgs& args,
+                   const InputView& x, int64_t rows, float* act, F out);
+
+}  // namespace deepinfer::cuda

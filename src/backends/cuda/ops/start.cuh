@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Starting kernels so that one is set up while the one before it still runs (programmatic dependent launch). Every kernel that is
+// started like this begins with WaitForEarlier(), before it reads or writes memory.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <utility>
+
+namespace deepinfer::cuda {
+
+__device__ __forceinline__ void WaitForEarlier() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+template <typename... Params, typename... Args>
+void Start(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream, Args&&... args) {
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...);  // errors are read after the launch
+}
+
+}  // namespace deepinfer::cuda
