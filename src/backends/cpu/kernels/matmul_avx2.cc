@@ -489,6 +489,19 @@ void FewIntegerInputs(const TileTask& task) {
   AddLowSums<M>(has_low, low_sums, out);
 }
 
+// sum0, sum1 += products of one pair of inputs with two blocks of eight rows. In one piece, because the compiler otherwise
+// takes all products of a step before it adds the first, and keeps the sums on the stack.
+DI_INLINE void AddPairProducts(const int16_t* pair, __m256i w0, __m256i w1, __m256i* sum0, __m256i* sum1) {
+  __m256i x, product;
+  asm("vpbroadcastd %[pair], %[x]\n\t"
+      "vpmaddwd %[x], %[w0], %[product]\n\t"
+      "vpmaddwd %[x], %[w1], %[x]\n\t"
+      "vpaddd %[product], %[sum0], %[sum0]\n\t"
+      "vpaddd %[x], %[sum1], %[sum1]"
+      : [sum0] "+x"(*sum0), [sum1] "+x"(*sum1), [x] "=&x"(x), [product] "=&x"(product)
+      : [pair] "m"(*reinterpret_cast<const int16_t(*)[2]>(pair)), [w0] "x"(w0), [w1] "x"(w1));
+}
+
 // kM inputs x 16 rows over one decoded group (panel [16 pairs][32 rows] of words 2 w + 12, rows from `panel` on).
 template <int kM>
 DI_INLINE void IntegerPanelBlock(const uint8_t* panel, const IntegerBlock* const* blocks,
@@ -501,11 +514,7 @@ DI_INLINE void IntegerPanelBlock(const uint8_t* panel, const IntegerBlock* const
     const __m256i w0 = _mm256_load_si256(reinterpret_cast<const __m256i*>(panel + i * 128));
     const __m256i w1 = _mm256_load_si256(reinterpret_cast<const __m256i*>(panel + i * 128 + 32));
 #pragma GCC unroll 8
-    for (int m = 0; m < kM; ++m) {
-      const __m256i x = BroadcastPair(blocks[m]->high + 2 * i);
-      a[m][0] = _mm256_add_epi32(a[m][0], _mm256_madd_epi16(w0, x));
-      a[m][1] = _mm256_add_epi32(a[m][1], _mm256_madd_epi16(w1, x));
-    }
+    for (int m = 0; m < kM; ++m) AddPairProducts(blocks[m]->high + 2 * i, w0, w1, &a[m][0], &a[m][1]);
   }
 #pragma GCC unroll 8
   for (int m = 0; m < kM; ++m) {
@@ -547,9 +556,9 @@ void ManyIntegerInputs(const TileTask& task) {
                              GroupScale<Fp4>(task.scales, group, 2), GroupScale<Fp4>(task.scales, group, 3)};
     for (int m = 0; m < task.num_m;) {
       const int left = task.num_m - m;
-      const int count = left >= 5 ? 5 : left;
-      const IntegerBlock* blocks[5];
-      const IntegerBlockInfo* infos[5];
+      const int count = left >= 6 ? 6 : left;
+      const IntegerBlock* blocks[6];
+      const IntegerBlockInfo* infos[6];
       for (int i = 0; i < count; ++i) {
         blocks[i] = all_blocks + task.row_idx[m + i];
         infos[i] = all_infos + task.row_idx[m + i];
@@ -560,6 +569,9 @@ void ManyIntegerInputs(const TileTask& task) {
         const __m256 s0 = scale[half * 2];
         const __m256 s1 = scale[half * 2 + 1];
         switch (count) {
+          case 6:
+            IntegerPanelBlock<6>(p, blocks, infos, s0, s1, o);
+            break;
           case 5:
             IntegerPanelBlock<5>(p, blocks, infos, s0, s1, o);
             break;
