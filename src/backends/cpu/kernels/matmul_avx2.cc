@@ -562,6 +562,8 @@ void ManyIntegerInputs(const TileTask& task) {
       for (int i = 0; i < count; ++i) {
         blocks[i] = all_blocks + task.row_idx[m + i];
         infos[i] = all_infos + task.row_idx[m + i];
+        // Of the next group: the inputs of a tile are more than the second-level cache holds.
+        _mm_prefetch(reinterpret_cast<const char*>((blocks[i] + task.group_rows)->high), _MM_HINT_T0);
       }
       for (int half = 0; half < 2; ++half) {
         const uint8_t* p = panel + half * 64;
