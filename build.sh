@@ -258,11 +258,12 @@ case "$COMMAND" in
     if [ "$name" = streaming ]; then
       [ "${ARGS[1]:-}" = --seconds ] && export DEEPINFER_SOAK_SECONDS=${ARGS[2]:?--seconds needs a number}
       need_packages "${BASE_PACKAGES[@]}" python3
+      need_third_party
       dir=$(build_dir)
       configure "$dir"
       ninja -C "$dir" -j"$JOBS" deepinfer make_slice
       mkdir -p bench/results
-      exec tools/soak_streaming.sh "$(find "$dir/src/cli" -maxdepth 1 -type f -name deepinfer)" "$dir/tools/make_slice" bench/results/soak-streaming.log
+      exec tools/soak_streaming.sh "$dir/deepinfer" "$dir/tools/make_slice" bench/results/soak-streaming.log
     fi
     case "$name" in
       slice) targets=(model/slice/slice_test) filter='*' ;;
