@@ -194,10 +194,20 @@ run_test() {
   if [ -z "$SANITIZE" ]; then
     say "fuzzers: corpus, then 10 s each"
     build_fuzzers
-    local fuzzer name
-    for fuzzer in "$FUZZ_DIR"/tests/fuzz/*_fuzz; do
-      name=$(basename "$fuzzer" _fuzz)
-      if fuzz_one "$name" 10 >"$FUZZ_DIR/$name.log" 2>&1; then
+    local fuzzer name names=()
+    for fuzzer in "$FUZZ_DIR"/tests/fuzz/*_fuzz; do names+=("$(basename "$fuzzer" _fuzz)"); done
+    # One a core; each leaves its log and its exit status.
+    for name in "${names[@]}"; do
+      while [ "$(jobs -rp | wc -l)" -ge "$JOBS" ]; do wait -n || true; done
+      (
+        status=0
+        fuzz_one "$name" 10 >"$FUZZ_DIR/$name.log" 2>&1 || status=$?
+        echo "$status" >"$FUZZ_DIR/$name.status"
+      ) &
+    done
+    wait
+    for name in "${names[@]}"; do
+      if [ "$(cat "$FUZZ_DIR/$name.status")" = 0 ]; then
         passed=$((passed + 1))
         echo "fuzz $name: ok ($(grep -E 'number_of_executed_units' "$FUZZ_DIR/$name.log" | grep -oE '[0-9]+$') inputs)"
       else

@@ -104,8 +104,9 @@ Status Run(const Options& options) {
     const double guessed = static_cast<double>(after.num_prefetched - before.num_prefetched), used = static_cast<double>(after.num_useful - before.num_useful);
     const double forecast_hits = static_cast<double>(after.num_slots) / static_cast<double>(after.num_experts);
     const double per_step = (hits + misses) / steps * static_cast<double>(after.expert_bytes);
-    const double memory_bytes = static_cast<double>(DenseBytesPerToken(summary)) + per_step;
-    const double forecast = static_cast<double>(options.batch) * ForecastTokensPerSecond(memory_bytes, per_step * (1 - forecast_hits), disk_rate, memory_rate);
+    const StepWork work = {.dense_bytes = DenseBytesPerToken(summary), .expert_bytes = static_cast<int64_t>(per_step)};
+    const MachineRates rates = {.memory_bytes_per_s = memory_rate, .disk_bytes_per_s = disk_rate};
+    const double forecast = EstimateDecode(work, options.batch, rates, forecast_hits, kStreamingOverlap).tokens_per_s;
     const double tokens = static_cast<double>(options.batch) * steps / took_s;
     // An expert that a guess had read counts as found; what stayed in memory from earlier steps is the forecast's subject.
     const double kept = (hits - used) / (hits + misses);

@@ -53,7 +53,7 @@ words = "river stone light engine winter garden copper signal window market".spl
 with open(sys.argv[1], "w") as out:
     for i in range(100000):
         prompt = " ".join(random.choice(words) for _ in range(random.randint(3, 12)))
-        body = {"model": "slice", "prompt": prompt, "max_tokens": random.randint(1, 12), "temperature": 1, "seed": i, "ignore_eos": True}
+        body = {"model": "deepseek-flash", "prompt": prompt, "max_tokens": random.randint(1, 12), "temperature": 1, "seed": i, "ignore_eos": True}
         out.write(json.dumps({"custom_id": f"r{i}", "method": "POST", "url": "/v1/completions", "body": body}) + "\n")
 PY
 
@@ -70,7 +70,7 @@ while [ $((SECONDS - begin)) -lt "$seconds" ]; do
   if ! kill -0 "$pid" 2>/dev/null; then
     wait "$pid" || status=$?
     pid=
-    echo "FAILED: the program ended by itself with status $status" | tee -a "$log"
+    echo "FAILED: the program ended by itself with status $status; its last answer: $(tail -n 1 "$work/results.jsonl")" | tee -a "$log"
     exit 1
   fi
   kib=$(awk '/^VmRSS/ {print $2}' "/proc/$pid/status" || echo 0)

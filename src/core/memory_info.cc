@@ -59,12 +59,12 @@ void Limit(const std::string& root,
 
 }  // namespace
 
-MemoryInfo ReadMemoryInfo() {
+MemoryInfo ReadMemoryInfo(const std::string& root) {
   MemoryInfo info;
-  info.total_bytes = ReadKey("/proc/meminfo", "MemTotal:").value_or(0) * 1024;
+  info.total_bytes = ReadKey(root + "/proc/meminfo", "MemTotal:").value_or(0) * 1024;
   info.limit_bytes = info.total_bytes;
-  info.available_bytes = ReadKey("/proc/meminfo", "MemAvailable:").value_or(0) * 1024;
-  std::ifstream cgroups("/proc/self/cgroup");
+  info.available_bytes = ReadKey(root + "/proc/meminfo", "MemAvailable:").value_or(0) * 1024;
+  std::ifstream cgroups(root + "/proc/self/cgroup");
   std::string line;
   while (std::getline(cgroups, line)) {  // "0::/user.slice" (v2) or "5:memory:/docker/1234" (v1)
     const size_t first = line.find(':');
@@ -75,9 +75,9 @@ MemoryInfo ReadMemoryInfo() {
     if (path.empty() || path[0] != '/' || path.find("..") != std::string::npos) path.clear();
     if (path == "/") path.clear();
     if (controllers.empty()) {
-      Limit("/sys/fs/cgroup", path, "memory.max", "memory.current", "inactive_file", &info);
+      Limit(root + "/sys/fs/cgroup", path, "memory.max", "memory.current", "inactive_file", &info);
     } else if (controllers.find("memory") != std::string::npos) {
-      Limit("/sys/fs/cgroup/memory",
+      Limit(root + "/sys/fs/cgroup/memory",
             path,
             "memory.limit_in_bytes",
             "memory.usage_in_bytes",

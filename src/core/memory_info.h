@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 namespace deepinfer {
 
@@ -16,6 +17,7 @@ struct MemoryInfo {
   bool is_limited_by_cgroup = false;
 };
 
-MemoryInfo ReadMemoryInfo();
+// root: before /proc and /sys, for tests.
+MemoryInfo ReadMemoryInfo(const std::string& root = {});
 
 }  // namespace deepinfer

@@ -77,21 +77,6 @@ DecodeEstimate EstimateDecode(const StepWork& work, int64_t batch, const Machine
   return estimate;
 }
 
-double WeightResidency::uniform_hit_rate() const {
-  if (all_expert_bytes == 0) return 1;
-  return std::clamp(static_cast<double>(expert_bytes) / static_cast<double>(all_expert_bytes), 0.0, 1.0);
-}
-
-WeightResidency WeightsThatFit(const InventorySummary& summary, int64_t budget_bytes) {
-  WeightResidency plan;
-  plan.all_expert_bytes = summary.part(ModelPart::kRoutedExperts).num_bytes;
-  plan.dense_bytes = summary.part(ModelPart::kDense).num_bytes + summary.part(ModelPart::kEmbedAndHead).num_bytes +
-                     summary.part(ModelPart::kFinalNorm).num_bytes;
-  plan.dense_fits = plan.dense_bytes <= budget_bytes;
-  if (plan.dense_fits) plan.expert_bytes = std::min(budget_bytes - plan.dense_bytes, plan.all_expert_bytes);
-  return plan;
-}
-
 double PrefillTokensPerSecond(const ModelConfig& config, const MachineRates& rates, int64_t num_tokens, int64_t keep) {
   const double flop = FlopsModel(config).OfPrompt(num_tokens, keep).flop();
   return flop > 0 ? static_cast<double>(num_tokens) * rates.flop_per_s / flop : 0;

@@ -48,19 +48,6 @@ struct DecodeEstimate {
 // hit_rate: share of expert bytes found in memory. overlap: 1 = every disk read hides behind the step, 0 = none does.
 DecodeEstimate EstimateDecode(const StepWork& work, int64_t batch, const MachineRates& rates, double hit_rate, double overlap);
 
-// What a memory budget for the weights keeps resident: everything but the experts first, then experts.
-struct WeightResidency {
-  int64_t dense_bytes = 0;          // needed: weights without routed experts, drafts and n-gram tables
-  int64_t all_expert_bytes = 0;     // of the routed experts
-  int64_t expert_bytes = 0;         // of them in memory, 0 when not even the dense part fits
-  bool dense_fits = false;
-
-  bool all_fits() const { return dense_fits && expert_bytes >= all_expert_bytes; }
-  // Of a cache that knows nothing: each expert is as likely as any other. Real routing is skewed, so this is a lower limit.
-  double uniform_hit_rate() const;
-};
-WeightResidency WeightsThatFit(const InventorySummary& summary, int64_t budget_bytes);
-
 // Prompt tokens per second by arithmetic alone; keep as in FlopsModel::OfPrompt.
 double PrefillTokensPerSecond(const ModelConfig& config, const MachineRates& rates, int64_t num_tokens, int64_t keep);
 

@@ -49,17 +49,5 @@ TEST(DecodeEstimate, TheSlowestOfMemoryArithmeticAndDiskDecides) {
   EXPECT_GT(EstimateDecode(work, 1, {.memory_bytes_per_s = 100, .flop_per_s = 1000}, 1, 1).tokens_per_s, 0);
 }
 
-TEST(DecodeEstimate, MemoryGoesToTheDensePartFirst) {
-  const InventorySummary summary = SummarizeInventory(Released(), false);
-  const WeightResidency none = WeightsThatFit(summary, 1'000'000'000);
-  EXPECT_FALSE(none.dense_fits);
-  EXPECT_EQ(none.uniform_hit_rate(), 0);
-  const WeightResidency half = WeightsThatFit(summary, none.dense_bytes + none.all_expert_bytes / 2);
-  EXPECT_TRUE(half.dense_fits);
-  EXPECT_FALSE(half.all_fits());
-  EXPECT_NEAR(half.uniform_hit_rate(), 0.5, 1e-9);
-  EXPECT_TRUE(WeightsThatFit(summary, int64_t{1} << 40).all_fits());
-}
-
 }  // namespace
 }  // namespace deepinfer::model

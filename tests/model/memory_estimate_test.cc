@@ -62,12 +62,15 @@ TEST(Residency, ExpertsThatDoNotFitAreStreamed) {
     EXPECT_TRUE(some->streams_experts);
     EXPECT_EQ(some->fixed_bytes + some->expert_budget, 64 * gib);
     EXPECT_LT(some->fixed_bytes, 13 * gib);
-    const StreamingForecast f = ForecastStreaming(config, summary, *some, true, 7e9, 2e11);
+    const StepWork work = EstimateStep(config, summary, 1, 8192);
+    const MachineRates rates = {.memory_bytes_per_s = 2e11, .flop_per_s = 1e15, .disk_bytes_per_s = 7e9};
+    const StreamingForecast f = ForecastStreaming(config, summary, *some, true, work, rates);
     EXPECT_EQ(f.num_experts, 40 * 384);
     EXPECT_EQ(f.expert_bytes, 18'800'640);
     EXPECT_NEAR(f.hit_rate, static_cast<double>(some->expert_budget) / static_cast<double>(some->expert_bytes), 0.001);
-    EXPECT_NEAR(f.disk_bytes_per_token, 240.0 * 18'800'640 * (1 - f.hit_rate), 1e6);
-    EXPECT_NEAR(1 / f.tokens_per_s, f.disk_bytes_per_token / 7e9 + f.memory_bytes_per_token / 2e11, 1e-6);
+    EXPECT_EQ(work.expert_bytes, 240 * int64_t{18'800'640});
+    EXPECT_NEAR(f.decode.disk_s * 7e9, 240.0 * 18'800'640 * (1 - f.hit_rate) + static_cast<double>(work.table_bytes), 1e6);
+    EXPECT_NEAR(1 / f.decode.tokens_per_s, f.decode.disk_s + static_cast<double>(work.memory_bytes()) / 2e11, 1e-6);
   }
 
   const Status low = PlanResidency(config, summary, plan, need, 4 * gib, 400 * gib).status();

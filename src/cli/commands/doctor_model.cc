@@ -10,6 +10,7 @@
 #include "core/progress.h"
 #include "model/inventory.h"
 #include "model/memory_estimate.h"
+#include "model/streaming_forecast.h"
 
 namespace deepinfer::cli {
 
@@ -58,11 +59,11 @@ Json PredictionReport(const model::ModelConfig& config, const std::string& name,
   plan.with_draft = false;
   plan.cache_tokens = std::min(kContext, config.max_position_embeddings);
   const model::MemoryNeed need = model::EstimateMemory(config, summary, plan);
-  const int64_t budget = std::max<int64_t>(0, available_bytes - need.cache_bytes - need.workspace_bytes);
-  const model::WeightResidency residency = model::WeightsThatFit(summary, budget);
+  const auto residency = model::PlanResidency(config, summary, plan, need, 0, available_bytes);
   const model::StepWork work = model::EstimateStep(config, summary, 1, plan.cache_tokens);
   const int64_t keep = config.CheckDecoderReplay().ok() ? config.sliding_window + 12 : 0;
-  const bool fits = need.total() <= available_bytes;
+  const bool fits = residency.ok() && !residency->streams_experts;
+  const int64_t expert_bytes = summary.part(model::ModelPart::kRoutedExperts).num_bytes;
   Json report = {
       {"model", name},
       {"context", plan.cache_tokens},
@@ -71,10 +72,9 @@ Json PredictionReport(const model::ModelConfig& config, const std::string& name,
       {"available_bytes", available_bytes},
       {"fits", fits},
       {"table_bytes_on_disk", need.mapped_bytes},
-      {"dense_bytes", residency.dense_bytes},
-      {"expert_bytes", residency.all_expert_bytes},
-      {"resident_expert_bytes", residency.expert_bytes},
-      {"expert_hit_rate", Rounded(residency.uniform_hit_rate())},
+      {"dense_bytes", need.weight_bytes - expert_bytes},
+      {"expert_bytes", expert_bytes},
+      {"expert_hit_rate", fits ? 1 : 0},
       {"step_bytes",
        {{"dense", work.dense_bytes}, {"experts", work.expert_bytes}, {"context", work.context_bytes}, {"tables", work.table_bytes}}},
       {"step_gflop", Rounded(work.flop * 1e-9)},
@@ -82,8 +82,10 @@ Json PredictionReport(const model::ModelConfig& config, const std::string& name,
       {"decode_from_disk", nullptr},
       {"prefill_tokens", kPromptTokens},
       {"prefill_tokens_per_s", Rounded(model::PrefillTokensPerSecond(config, rates, kPromptTokens, keep))}};
-  if (!fits && residency.dense_fits) {
-    report["decode_from_disk"] = DecodeJson(model::EstimateDecode(work, 1, rates, residency.uniform_hit_rate(), 1));
+  if (!fits && residency.ok()) {
+    const model::StreamingForecast forecast = model::ForecastStreaming(config, summary, *residency, false, work, rates);
+    report["expert_hit_rate"] = Rounded(forecast.hit_rate);
+    report["decode_from_disk"] = DecodeJson(forecast.decode);
   }
   return report;
 }
@@ -105,7 +107,7 @@ std::vector<std::string> PredictionLines(const Json& p) {
     if (p["decode_from_disk"].is_null()) {
       lines.push_back(fmt::format("        not even the weights of every step fit ({} without the routed experts)", bytes("dense_bytes")));
     } else if (const double speed = p["decode_from_disk"]["tokens_per_s"].get<double>(); speed > 0) {
-      lines.push_back(fmt::format("        at most {} with experts read from disk ({:.2g} % of them stay in memory; bound by {})", Speed(speed),
+      lines.push_back(fmt::format("        about {} with experts read from disk ({:.2g} % of them stay in memory; bound by {})", Speed(speed),
                                   100 * p["expert_hit_rate"].get<double>(), p["decode_from_disk"]["bound"].get<std::string>()));
     } else {
       lines.push_back("        experts read from disk: no disk rate was measured");

@@ -166,12 +166,18 @@ class Inspection {
     RandomReadOptions disk;
     disk.piece_bytes = std::clamp<int64_t>(model::ExpertBytes(config_, summary_) / 3, 4096, int64_t{8} << 20);
     auto rate = MeasureRandomReads(checkpoint_->ShardPaths(), disk);
-    if (rate.ok()) disk_rate_ = *rate;  // else the forecast goes without speeds
+    disk_status_ = rate.status();
+    if (rate.ok()) rates_.disk_bytes_per_s = *rate;
     ThreadPool pool(static_cast<int>(options_.model.threads));
     ReadSweep sweep(pool, int64_t{256} << 20);
-    for (int i = 0; i < 3; ++i) memory_rate_ = std::max(memory_rate_, sweep.Pass());
-    forecast_ = model::ForecastStreaming(config_, summary_, *residency_, false, disk_rate_, memory_rate_);
+    for (int i = 0; i < 3; ++i) rates_.memory_bytes_per_s = std::max(rates_.memory_bytes_per_s, sweep.Pass());
+    work_ = model::EstimateStep(config_, summary_, 1, std::min(kAssumedCacheTokens, plan_.cache_tokens));
+    forecast_ = model::ForecastStreaming(config_, summary_, *residency_, false, work_, rates_);
     return Status::Ok();
+  }
+
+  double DiskBytesPerToken() const {
+    return static_cast<double>(work_.expert_bytes) * (1 - forecast_.hit_rate) + static_cast<double>(work_.table_bytes);
   }
 
   int64_t num_ignored() const {
@@ -221,7 +227,9 @@ class Inspection {
   int64_t budget_bytes_ = 0;  // 0 = what is available
   Status residency_status_;
   std::optional<model::Residency> residency_;  // set: experts are streamed
-  double disk_rate_ = 0, memory_rate_ = 0;
+  Status disk_status_;  // not OK: the forecast goes without speeds
+  model::MachineRates rates_;
+  model::StepWork work_;
   model::StreamingForecast forecast_;
 };
 
@@ -339,9 +347,12 @@ void Inspection::PrintText(Output& out, bool is_verified) const {
   } else {
     out.Line(fmt::format("  experts    {:>10}   for those that stay in memory: {} of {}; the others are read from disk when a step needs them",
                          FormatBytes(residency_->expert_budget), Grouped(forecast_.num_slots), Grouped(forecast_.num_experts)));
-    out.Line(fmt::format("  forecast   {:.0f} % of a token's experts in memory (uniform routing), {} read per token; disk {} /s at random, memory {} /s: {:.2f} tokens/s",
-                         100 * forecast_.hit_rate, FormatBytes(static_cast<int64_t>(forecast_.disk_bytes_per_token)),
-                         FormatBytes(static_cast<int64_t>(disk_rate_)), FormatBytes(static_cast<int64_t>(memory_rate_)), forecast_.tokens_per_s));
+    std::string speed = fmt::format("memory {}/s", FormatBytes(static_cast<int64_t>(rates_.memory_bytes_per_s)));
+    speed = disk_status_.ok() ? fmt::format("disk {}/s at random, {}: {:.2g} tokens/s", FormatBytes(static_cast<int64_t>(rates_.disk_bytes_per_s)), speed,
+                                            forecast_.decode.tokens_per_s)
+                              : fmt::format("the disk was not measured: {}", disk_status_.message());
+    out.Line(fmt::format("  forecast   {:.0f} % of a token's experts in memory (uniform routing), {} read per token; {}", 100 * forecast_.hit_rate,
+                         FormatBytes(static_cast<int64_t>(DiskBytesPerToken())), speed));
   }
 }
 
@@ -394,10 +405,10 @@ Json Inspection::ToJson(bool is_verified) const {
                                              {"experts", forecast_.num_experts},
                                              {"experts_in_memory", forecast_.num_slots},
                                              {"hit_rate", forecast_.hit_rate},
-                                             {"disk_bytes_per_token", forecast_.disk_bytes_per_token},
-                                             {"disk_bytes_per_s", disk_rate_},
-                                             {"memory_bytes_per_s", memory_rate_},
-                                             {"tokens_per_s", forecast_.tokens_per_s}}}}}};
+                                             {"disk_bytes_per_token", DiskBytesPerToken()},
+                                             {"disk_bytes_per_s", rates_.disk_bytes_per_s},
+                                             {"memory_bytes_per_s", rates_.memory_bytes_per_s},
+                                             {"tokens_per_s", forecast_.decode.tokens_per_s}}}}}};
 }
 
 Status RunInspect(Invocation& invocation) {
