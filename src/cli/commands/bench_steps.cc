@@ -308,13 +308,15 @@ Status RunSteps(Invocation& invocation) {
     const device::ExpertStreamStats& e = m.experts;
     const model::InventorySummary summary = model::SummarizeInventory(shape, false);
     const double wanted = static_cast<double>(e.num_hits + e.num_misses), disk = Quantile(m.disk_bytes_per_s, 0.5);
-    const double per_token = static_cast<double>(int64_t{layers} * shape.num_experts_per_tok * e.expert_bytes);
+    const model::StepWork work = {.dense_bytes = model::DenseBytesPerToken(summary),
+                                  .expert_bytes = int64_t{layers} * shape.num_experts_per_tok * e.expert_bytes};
+    const model::MachineRates rates = {.memory_bytes_per_s = sweep_rate, .disk_bytes_per_s = disk};
+    const auto speed_with = [&](double hit_rate) { return model::EstimateDecode(work, 1, rates, hit_rate, model::kStreamingOverlap).tokens_per_s; };
     const double predicted_hits = static_cast<double>(e.num_slots) / static_cast<double>(e.num_experts);
-    const double memory_bytes = static_cast<double>(model::DenseBytesPerToken(summary)) + per_token;
-    const double predicted = model::ForecastTokensPerSecond(memory_bytes, per_token * (1 - predicted_hits), disk, sweep_rate);
+    const double predicted = speed_with(predicted_hits);
     const double hits = wanted > 0 ? static_cast<double>(e.num_hits) / wanted : 0.0, read_s = step_s * steps;
     // What the formula says for the bytes that were in fact read.
-    const double for_reads = model::ForecastTokensPerSecond(memory_bytes, static_cast<double>(e.num_bytes) / steps, disk, sweep_rate);
+    const double for_reads = speed_with(1 - static_cast<double>(e.num_bytes) / steps / static_cast<double>(work.expert_bytes));
     const double rate = read_s > 0 ? static_cast<double>(e.num_bytes) / read_s : 0.0;
     report["streaming"] = {{"io", e.io},
                            {"experts", e.num_experts},
