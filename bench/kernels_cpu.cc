@@ -197,7 +197,10 @@ constexpr int kStreams = 4;
 constexpr device::Arithmetic kRelease{true, true};
 
 std::shared_ptr<device::Device> NewDevice(int threads) {
-  return backends::CreateDevice("cpu", {threads, std::string(CpuIsaName(ActiveCpuIsa()))}).value();
+  backends::DeviceOptions options;
+  options.num_threads = threads;
+  options.cpu_isa = CpuIsaName(ActiveCpuIsa());
+  return backends::CreateDevice("cpu", options).value();
 }
 
 device::Act ActOf(std::vector<float>& values, int64_t width) { return {values.data(), width, 4}; }

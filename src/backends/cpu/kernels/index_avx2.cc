@@ -36,6 +36,19 @@ DI_INLINE float Fold(__m256 lanes) {
   return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
 }
 
+// sum0, sum1 += products of four channels of a key with sixteen heads, in one piece: left alone, the compiler takes the products
+// of all keys before it adds the first and keeps the sums on the stack.
+DI_INLINE void AddChannelProducts(const uint8_t* channels, __m256i query0, __m256i query1, __m256i* sum0, __m256i* sum1) {
+  __m256i key, product;
+  asm("vpbroadcastd %[channels], %[key]\n\t"
+      "vpmaddubsw %[query0], %[key], %[product]\n\t"
+      "vpmaddubsw %[query1], %[key], %[key]\n\t"
+      "vpaddw %[product], %[sum0], %[sum0]\n\t"
+      "vpaddw %[key], %[sum1], %[sum1]"
+      : [sum0] "+x"(*sum0), [sum1] "+x"(*sum1), [key] "=&x"(key), [product] "=&x"(product)
+      : [channels] "m"(*reinterpret_cast<const uint8_t(*)[4]>(channels)), [query0] "x"(query0), [query1] "x"(query1));
+}
+
 // Adds heads [h, h + 8 * kVecs) of kKeys keys to their lanes.
 template <int kKeys, int kVecs>
 DI_INLINE void AddHeads(const IndexScorer::View& q, int h, const uint8_t (*key)[kMaxIndexDim],
@@ -55,7 +68,12 @@ DI_INLINE void AddHeads(const IndexScorer::View& q, int h, const uint8_t (*key)[
       for (int v = 0; v < kVecs; ++v) {
         query[v] = _mm256_load_si256(reinterpret_cast<const __m256i*>(codes + int64_t{d} * q.padded_heads * 4 + v * 32));
       }
+#pragma GCC unroll 4
       for (int i = 0; i < kKeys; ++i) {
+        if constexpr (kVecs == 2) {
+          AddChannelProducts(key[i] + b * 32 + d * 4, query[0], query[1], &sum[i][0], &sum[i][1]);
+          continue;
+        }
         int word;
         __builtin_memcpy(&word, key[i] + b * 32 + d * 4, 4);
         const __m256i k = _mm256_set1_epi32(word);

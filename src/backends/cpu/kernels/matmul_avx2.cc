@@ -382,6 +382,19 @@ DI_INLINE __m256i BroadcastPair(const int16_t* pair) {
   return _mm256_set1_epi32(word);
 }
 
+// sum0, sum1 += products of one pair of inputs with two blocks of eight rows. In one piece, because the compiler otherwise
+// takes all products of a step before it adds the first, and keeps the sums on the stack.
+DI_INLINE void AddPairProducts(const int16_t* pair, __m256i w0, __m256i w1, __m256i* sum0, __m256i* sum1) {
+  __m256i x, product;
+  asm("vpbroadcastd %[pair], %[x]\n\t"
+      "vpmaddwd %[x], %[w0], %[product]\n\t"
+      "vpmaddwd %[x], %[w1], %[x]\n\t"
+      "vpaddd %[product], %[sum0], %[sum0]\n\t"
+      "vpaddd %[x], %[sum1], %[sum1]"
+      : [sum0] "+x"(*sum0), [sum1] "+x"(*sum1), [x] "=&x"(x), [product] "=&x"(product)
+      : [pair] "m"(*reinterpret_cast<const int16_t(*)[2]>(pair)), [w0] "x"(w0), [w1] "x"(w1));
+}
+
 // Sums of one group for M inputs and kVecs blocks of eight rows, from `digits` (32 words of each input).
 template <int M, int kVecs>
 DI_INLINE void AddIntegerGroup(const uint8_t* p, const int16_t* const* digits, __m256i (*sum)[kVecs], int64_t prefetch) {
@@ -398,6 +411,12 @@ DI_INLINE void AddIntegerGroup(const uint8_t* p, const int16_t* const* digits, _
         bytes[v] = WeightBytes(codes);
       }
       const auto add_pair = [&]<int kQ>() __attribute__((always_inline)) {
+        if constexpr (M > 1 && kVecs == 2) {
+          const __m256i w0 = WeightWords<kQ>(bytes[0]), w1 = WeightWords<kQ>(bytes[1]);
+#pragma GCC unroll 4
+          for (int m = 0; m < M; ++m) AddPairProducts(digits[m] + step * 8 + kHalf * 4 + kQ * 2, w0, w1, &sum[m][0], &sum[m][1]);
+          return;
+        }
 #pragma GCC unroll 4
         for (int v = 0; v < kVecs; ++v) {
           const __m256i w = WeightWords<kQ>(bytes[v]);
@@ -487,19 +506,6 @@ void FewIntegerInputs(const TileTask& task) {
     group_weights += Fp4::kGroupBytes;
   }
   AddLowSums<M>(has_low, low_sums, out);
-}
-
-// sum0, sum1 += products of one pair of inputs with two blocks of eight rows. In one piece, because the compiler otherwise
-// takes all products of a step before it adds the first, and keeps the sums on the stack.
-DI_INLINE void AddPairProducts(const int16_t* pair, __m256i w0, __m256i w1, __m256i* sum0, __m256i* sum1) {
-  __m256i x, product;
-  asm("vpbroadcastd %[pair], %[x]\n\t"
-      "vpmaddwd %[x], %[w0], %[product]\n\t"
-      "vpmaddwd %[x], %[w1], %[x]\n\t"
-      "vpaddd %[product], %[sum0], %[sum0]\n\t"
-      "vpaddd %[x], %[sum1], %[sum1]"
-      : [sum0] "+x"(*sum0), [sum1] "+x"(*sum1), [x] "=&x"(x), [product] "=&x"(product)
-      : [pair] "m"(*reinterpret_cast<const int16_t(*)[2]>(pair)), [w0] "x"(w0), [w1] "x"(w1));
 }
 
 // kM inputs x 16 rows over one decoded group (panel [16 pairs][32 rows] of words 2 w + 12, rows from `panel` on).
