@@ -79,14 +79,15 @@ while [ $((SECONDS - begin)) -lt "$seconds" ]; do
     echo "$((SECONDS - begin)) s: resident ${kib} KiB, most ${most_kib} KiB, $(wc -l <"$work/results.jsonl" 2>/dev/null || echo 0) answers" >>"$log"
   fi
 done
-kill -INT "$pid"
+# Not SIGINT: what a script starts in the background ignores it.
+kill -TERM "$pid"
 wait "$pid" || status=$?
 pid=
 answers=$(wc -l <"$work/results.jsonl")
 failed=$(grep -vc '"status_code":200' "$work/results.jsonl" || true)
-echo "ended with status $status (130 = interrupted, as asked); $answers answers, $failed failed; most resident $((most_kib * 1024)) of $budget bytes;" \
+echo "ended with status $status (143 = asked to end); $answers answers, $failed failed; most resident $((most_kib * 1024)) of $budget bytes;" \
   "control group peak $(cat "$peak_file" 2>/dev/null || echo unknown)" | tee -a "$log"
-if [ "$status" != 130 ] || [ "$failed" != 0 ] || [ "$answers" = 0 ] || [ $((most_kib * 1024)) -gt "$budget" ]; then
+if [ "$status" != 143 ] || [ "$failed" != 0 ] || [ "$answers" = 0 ] || [ $((most_kib * 1024)) -gt "$budget" ]; then
   echo FAILED | tee -a "$log"
   exit 1
 fi
