@@ -165,8 +165,8 @@ int main(int argc, char** argv) {
   };
   if (wants("dense")) deepinfer::bench::BenchDense(quick);
   if (wants("experts")) deepinfer::bench::BenchExperts(quick);
-#ifndef DI_NO_ATTENTION
   if (wants("attention")) deepinfer::bench::BenchAttention(quick);
+#ifndef DI_NO_INDEXER
   if (wants("indexer")) deepinfer::bench::BenchIndexer(quick);
 #endif
   return deepinfer::bench::AnyFailed() ? 1 : 0;

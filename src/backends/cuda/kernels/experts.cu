@@ -10,7 +10,14 @@
 namespace deepinfer::cuda {
 namespace {
 
-constexpr int kJobRows = 16;
+// Rows an expert, on average, from which wgmma is faster.
+constexpr int kWideRowsPerExpert = 10;
+
+bool IsWide(const ExpertsArgs& args) {
+  if (args.form != ExpertForm::kAuto) return args.form == ExpertForm::kWide;
+  return int64_t{args.rows} * args.num_chosen >= int64_t{kWideRowsPerExpert} * args.num_experts;
+}
+
 using GateUp = Geometry<PackedKind::kFp4, 16, 10, 10>;
 using Down = Geometry<PackedKind::kFp4, 8, 9, 9>;
 constexpr int kGateUpUnits = 2 * kExpertWidth / (16 * GateUp::kRowTiles);
@@ -18,7 +25,7 @@ constexpr int kDownUnits = kExpertHidden / (16 * Down::kRowTiles);
 
 int64_t MaxJobs(int64_t rows, int num_chosen, int num_experts) {
   const int64_t pairs = rows * num_chosen;
-  return std::min<int64_t>(pairs, num_experts) + pairs / kJobRows + 1;
+  return std::min<int64_t>(pairs, num_experts) + pairs / kStreamJobRows + 1;
 }
 constexpr int64_t Align(int64_t bytes) { return (bytes + 255) / 256 * 256; }
 
@@ -26,7 +33,7 @@ constexpr int64_t Align(int64_t bytes) { return (bytes + 255) / 256 * 256; }
 constexpr int kPlanThreads = 1024;
 __global__ void __launch_bounds__(kPlanThreads) PlanKernel(ExpertPlan plan, const int32_t* chosen, int num_pairs,
                                                            int num_experts, const uint8_t* const* gate_up,
-                                                           const uint8_t* const* down) {
+                                                           const uint8_t* const* down, int job_rows) {
   __shared__ int count[kMaxPlannedExperts];
   __shared__ int warp_slots[32], warp_jobs[32];
   const int e = threadIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -40,7 +47,7 @@ __global__ void __launch_bounds__(kPlanThreads) PlanKernel(ExpertPlan plan, cons
   }
   __syncthreads();
   const int mine = e < num_experts ? count[e] : 0;
-  const int jobs = (mine + kJobRows - 1) / kJobRows;
+  const int jobs = (mine + job_rows - 1) / job_rows;
   int slots_before = mine, jobs_before = jobs;
   for (int d = 1; d < 32; d *= 2) {
     const int s = __shfl_up_sync(0xffffffffu, slots_before, d), j = __shfl_up_sync(0xffffffffu, jobs_before, d);
@@ -62,8 +69,9 @@ __global__ void __launch_bounds__(kPlanThreads) PlanKernel(ExpertPlan plan, cons
   const int first_job = jobs_before - jobs + (warp > 0 ? warp_jobs[warp - 1] : 0);
   const uint8_t* const matrices[2] = {e < num_experts ? gate_up[e] : nullptr, e < num_experts ? down[e] : nullptr};
   for (int j = 0; j < jobs; ++j) {
-    const int done = j * kJobRows;
-    plan.jobs[first_job + j] = {e, first_slot + done, min(kJobRows, mine - done), 0, matrices[0], matrices[1]};
+    // Jobs of equal size, so that none is nearly empty.
+    const int done = j * mine / jobs, next = (j + 1) * mine / jobs;
+    plan.jobs[first_job + j] = {e, first_slot + done, next - done, 0, matrices[0], matrices[1]};
   }
   count[e] = first_slot;
   __syncthreads();
@@ -274,12 +282,14 @@ ExpertPlan PlanViews(void* workspace, int64_t max_rows, int num_chosen, int num_
 cudaError_t LaunchExpertPlan(const ExpertsArgs& args, cudaStream_t stream) {
   if (!IsServed(args)) return cudaErrorInvalidValue;
   return Launch(PlanKernel, dim3(1), dim3(kPlanThreads), 0, stream, args.dependent, args.plan, args.chosen,
-                args.rows * args.num_chosen, args.num_experts, args.gate_up, args.down);
+                args.rows * args.num_chosen, args.num_experts, args.gate_up, args.down,
+                IsWide(args) ? kWideJobRows : kStreamJobRows);
 }
 
 cudaError_t LaunchExpertGateUp(const ExpertsArgs& args, cudaStream_t stream) {
   if (!IsServed(args)) return cudaErrorInvalidValue;
   if (args.rows == 0) return cudaSuccess;
+  if (IsWide(args)) return LaunchExpertGateUpWide(args, stream);
   const StreamArgs a{args.plan.num_jobs, args.plan.jobs, args.plan.slot_pair, args.x, args.ldx, args.num_chosen,
                      args.weights, args.swiglu_limit, args.round_bf16, args.act};
   return LaunchStream<GateUp, true>(a, args.rows * args.num_chosen, stream, args.dependent);
@@ -288,6 +298,7 @@ cudaError_t LaunchExpertGateUp(const ExpertsArgs& args, cudaStream_t stream) {
 cudaError_t LaunchExpertDown(const ExpertsArgs& args, cudaStream_t stream) {
   if (!IsServed(args)) return cudaErrorInvalidValue;
   if (args.rows == 0) return cudaSuccess;
+  if (IsWide(args)) return LaunchExpertDownWide(args, stream);
   const StreamArgs a{args.plan.num_jobs, args.plan.jobs, args.plan.slot_pair, args.act, kExpertWidth,
                      args.num_chosen, nullptr, 0, args.round_bf16, args.y};
   return LaunchStream<Down, false>(a, args.rows * args.num_chosen, stream, args.dependent);

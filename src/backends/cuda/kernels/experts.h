@@ -20,6 +20,8 @@ namespace deepinfer::cuda {
 inline constexpr int kExpertHidden = 5120;
 inline constexpr int kExpertWidth = 2304;
 inline constexpr int kMaxPlannedExperts = 1024;
+inline constexpr int kStreamJobRows = 16;  // rows of a job of the kernels for few rows an expert
+inline constexpr int kWideJobRows = 80;    // ... of those for many
 
 inline PackedLayout ExpertGateUpLayout() { return LayoutOf(PackedKind::kFp4, 2 * kExpertWidth, kExpertHidden); }
 inline PackedLayout ExpertDownLayout() { return LayoutOf(PackedKind::kFp4, kExpertHidden, kExpertWidth); }
@@ -44,6 +46,8 @@ struct ExpertPlan {
 int64_t PlanBytes(int64_t max_rows, int num_chosen, int num_experts);
 ExpertPlan PlanViews(void* workspace, int64_t max_rows, int num_chosen, int num_experts);
 
+enum class ExpertForm { kAuto, kStream, kWide };
+
 struct ExpertsArgs {
   ExpertPlan plan;
   int num_experts = 0;
@@ -65,12 +69,17 @@ struct ExpertsArgs {
   int64_t ldo = 0;
   OutputType out_type = OutputType::kBf16;
   bool dependent = false;        // programmatic dependent launch
+  ExpertForm form = ExpertForm::kAuto;
 };
 
-// In this order on one stream. Products work on up to 16 rows of an expert at a time (`stream`).
+// In this order on one stream. Products come in two forms with the same bits: weights streamed past up to 16 rows at a time,
+// or wgmma on up to 80. `rows` and num_experts decide (many rows an expert); `form` overrides, the same for plan and products.
 cudaError_t LaunchExpertPlan(const ExpertsArgs& args, cudaStream_t stream);
 cudaError_t LaunchExpertGateUp(const ExpertsArgs& args, cudaStream_t stream);
 cudaError_t LaunchExpertDown(const ExpertsArgs& args, cudaStream_t stream);
+// What Launch... of the wide form call.
+cudaError_t LaunchExpertGateUpWide(const ExpertsArgs& args, cudaStream_t stream);
+cudaError_t LaunchExpertDownWide(const ExpertsArgs& args, cudaStream_t stream);
 cudaError_t LaunchExpertSum(const ExpertsArgs& args, cudaStream_t stream);
 
 }  // namespace deepinfer::cuda

@@ -64,9 +64,28 @@ __device__ __forceinline__ uint4 LoadU128(const void* p) {
   asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
   return v;
 }
+__device__ __forceinline__ uint2 LoadU64(uint64_t address) {
+  uint2 v;
+  asm volatile("ld.global.nc.v2.b32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(address));
+  return v;
+}
+__device__ __forceinline__ uint4 LoadU128(uint64_t address) {
+  uint4 v;
+  asm volatile("ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(address));
+  return v;
+}
+__device__ __forceinline__ uint32_t LoadU8(uint64_t address) {
+  uint32_t v;
+  asm volatile("ld.global.nc.u8 %0, [%1];" : "=r"(v) : "l"(address));
+  return v;
+}
+__device__ __forceinline__ void PrefetchL2(uint64_t address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
 
 // ---- named barriers of a part of the block ----
 __device__ __forceinline__ void NamedSync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+__device__ __forceinline__ void NamedArrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
 
 // ---- bf16 pairs ----
 __device__ __forceinline__ uint32_t MulBf16x2(uint32_t a, uint32_t b) {

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Core of the products with many rows: persistent blocks of 256 weight rows by up to kMaxTokens tokens. One warpgroup fetches:
+// packed weights by bulk copies, activations (gathered rows) by asynchronous copies into tiles of 32 columns, 64 bytes a row,
+// swizzled. Two warpgroups decode their 128 weight rows into registers, as the kernel for few rows does, and multiply with
+// wgmma. With kByslice the sums are made slice by slice and then added, which gives the bits of the kernel for few rows.
+#pragma once
+
+#include "backends/cuda/kernels/ptx.cuh"
+#include "backends/cuda/kernels/weights.cuh"
+#include "backends/cuda/kernels/wgmma.cuh"
+
+namespace deepinfer::cuda {
+
+constexpr int kWideThreads = 384;
+constexpr int kWideRows = 256;
+constexpr int kWideConsumerRegisters = 232, kWideProducerRegisters = 40;
+static_assert(2 * kWideConsumerRegisters + kWideProducerRegisters <= 3 * 168);
+
+template <typename G, int kMaxTokens>
+struct WideSmem {
+  static constexpr int kWeightBytes = (kWideRows / 16) * G::kChunkBytes;
+  static constexpr int kTokenBytes = G::kChunk * kMaxTokens * 64;
+  // Tiles are aligned to 1024 bytes.
+  static constexpr int kStageBytes = (kTokenBytes + kWeightBytes + 1023) / 1024 * 1024;
+  static constexpr int kBudget = 208 << 10;
+  static constexpr int kStages = kBudget / kStageBytes < 6 ? kBudget / kStageBytes : 6;
+  static_assert(kStages >= 2);
+  static constexpr int kBarrierOffset = kStages * kStageBytes;
+  static constexpr int kMaximaOffset = kBarrierOffset + 2 * kStages * 8 + (kStages & 1) * 16;
+  static constexpr int kRowsOffset = kMaximaOffset + 2 * 4 * kMaxTokens * 4;
+  static constexpr int kBytes = kRowsOffset + kMaxTokens * 8 + 1024;
+  static_assert(kBytes <= 227 * 1024);
+};
+
+// What a block multiplies: `rows` of weights from unit `first_tile` (16 rows each) by `count` tokens.
+struct WideTile {
+  const uint8_t* weights;  // of the matrix
+  int first_tile;
+  int num_tiles;  // of the matrix
+  int count;
+  int64_t column;  // of x
+};
+
+// Chunk `chunk` of slice `slice` (of all segments) of row tile `tile`.
+template <typename G>
+__device__ __forceinline__ const uint8_t* WideChunk(const uint8_t* weights, int tile, int slice, int chunk, int units_per_segment) {
+  const int unit = tile / G::kRowTiles + slice / G::kSlices * units_per_segment;
+  const int slot = tile % G::kRowTiles * G::kSlices + slice % G::kSlices;
+  return weights + (int64_t{unit} * kPackWarps + slot) * (G::kChunks * G::kChunkBytes) + chunk * G::kChunkBytes;
+}
+
+// The fetching warpgroup. row_of(token): first value of a token's row of x, null = zeros.
+template <typename G, int kMaxTokens>
+struct WideProducer {
+  using S = WideSmem<G, kMaxTokens>;
+  uint8_t* smem;
+  uint64_t* full;
+  uint64_t* empty;
+  uint32_t count = 0;  // stages so far
+
+  template <typename RowOf>
+  __device__ void Fetch(const WideTile& tile, int segments, int units_per_segment, RowOf&& row_of) {
+    const int thread = threadIdx.x % 128;
+    const __nv_bfloat16** rows = reinterpret_cast<const __nv_bfloat16**>(smem + S::kRowsOffset);
+    const int tokens = (tile.count + 15) / 16 * 16;
+    NamedSync(4, 128);
+    if (thread < tokens) rows[thread] = row_of(thread);
+    NamedSync(4, 128);
+    for (int slice = 0; slice < segments * G::kSlices; ++slice) {
+      for (int chunk = 0; chunk < G::kChunks; ++chunk, ++count) {
+        const int stage = count % S::kStages;
+        const uint32_t turn = count / S::kStages;
+        if (turn > 0) BarrierWait(empty + stage, (turn & 1) ^ 1);
+        uint8_t* const at = smem + stage * S::kStageBytes;
+        if (thread == 0) BarrierExpect(full + stage, S::kWeightBytes);
+        __syncwarp();
+        if (thread < kWideRows / 16) {
+          const int row_tile = min(tile.first_tile + thread, tile.num_tiles - 1);
+          BulkLoad(at + S::kTokenBytes + thread * G::kChunkBytes,
+                   WideChunk<G>(tile.weights, row_tile, slice, chunk, units_per_segment), G::kChunkBytes, full + stage);
+        }
+        const int64_t column = tile.column + (slice * G::kGroups + chunk * G::kChunk) * 32;
+        constexpr int kPieces = G::kChunk * 4;  // of 16 bytes, of a row
+        for (int i = thread; i < tokens * kPieces; i += 128) {
+          const int token = i / kPieces, piece = i % kPieces;
+          const __nv_bfloat16* row = rows[token];
+          const uint32_t to = SmemAddr(at) + (piece / 4) * (kMaxTokens * 64) + token * 64 + (((piece & 3) ^ ((token >> 1) & 3)) << 4);
+          AsyncCopy16(to, row != nullptr ? row + column + piece * 8 : row, row != nullptr);
+        }
+        AsyncCommit();
+        AsyncWait<0>();
+        AsyncProxyFence();
+        BarrierArrive(full + stage);
+      }
+    }
+  }
+};
+
+// The multiplying warpgroups. Sums of two tiles of 64 rows: register layout of wgmma.cuh.
+template <typename G, int kMaxTokens>
+struct WideConsumer {
+  using S = WideSmem<G, kMaxTokens>;
+  uint8_t* smem;
+  uint64_t* full;
+  uint64_t* empty;
+  uint32_t count = 0;
+
+  // One chunk: groups of 32 columns, operands of the next are decoded while the tensor cores work.
+  template <int kN>
+  __device__ __forceinline__ void MultiplyChunk(float (&acc)[2][kN / 2], bool is_first) {
+    const int stage = count % S::kStages;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const uint8_t* const at = smem + stage * S::kStageBytes;
+    const uint8_t* const weights = at + S::kTokenBytes + ((warp / 4) * 8 + warp % 4) * G::kChunkBytes;
+    BarrierWait(full + stage, count / S::kStages & 1);
+    uint32_t a[2][2][2][4];
+#pragma unroll
+    for (int i = 0; i < G::kChunk; ++i) {
+#pragma unroll
+      for (int m = 0; m < 2; ++m) DecodeGroup<G>(weights + m * 4 * G::kChunkBytes, i, lane, a[i & 1][m]);
+      FenceRegisters(a[i & 1][0]);
+      FenceRegisters(a[i & 1][1]);
+      FenceRegisters(acc[0]);
+      FenceRegisters(acc[1]);
+      WarpgroupArrive();
+#pragma unroll
+      for (int step = 0; step < 2; ++step) {
+        const uint64_t b = SmemDescriptor(SmemAddr(at) + i * (kMaxTokens * 64) + step * 32, 512, Swizzle::k64);
+#pragma unroll
+        for (int m = 0; m < 2; ++m)
+          Wgmma<kN>::template RS<false>(acc[m], a[i & 1][m][step], b, !is_first || i > 0 || step > 0);
+      }
+      WarpgroupCommit();
+      // The operands of the group before may be overwritten next.
+      WarpgroupWait<1>();
+    }
+    WarpgroupWait<0>();
+    FenceRegisters(acc[0]);
+    FenceRegisters(acc[1]);
+    if (lane == 0) BarrierArrive(empty + stage);
+    ++count;
+  }
+
+  template <int kN, bool kBySlice, int kSegments>
+  __device__ __forceinline__ void Multiply(float (&total)[2][kN / 2]) {
+    if constexpr (!kBySlice) {
+      for (int i = 0; i < kSegments * G::kSlices * G::kChunks; ++i) MultiplyChunk<kN>(total, i == 0);
+      return;
+    } else {
+      float before[2][kSegments == 2 ? kN / 2 : 1];
+#pragma unroll
+      for (int segment = 0; segment < kSegments; ++segment) {
+        for (int slice = 0; slice < G::kSlices; ++slice) {
+          float acc[2][kN / 2];
+          for (int chunk = 0; chunk < G::kChunks; ++chunk) MultiplyChunk<kN>(acc, chunk == 0);
+#pragma unroll
+          for (int m = 0; m < 2; ++m) {
+#pragma unroll
+            for (int i = 0; i < kN / 2; ++i) total[m][i] = slice == 0 ? acc[m][i] : total[m][i] + acc[m][i];
+          }
+        }
+        if constexpr (kSegments == 2) {
+#pragma unroll
+          for (int m = 0; m < 2; ++m) {
+#pragma unroll
+            for (int i = 0; i < kN / 2; ++i) {
+              if (segment == 0) before[m][i] = total[m][i];
+              if (segment == 1) total[m][i] = before[m][i] + total[m][i];
+            }
+          }
+        }
+      }
+    }
+  }
+};
+
+// Transposes an 8 x 8 tile of bf16: lane 4g + t gives row g, columns 2t and 2t + 1, and gets row g of the transposed tile.
+__device__ __forceinline__ uint32_t Transpose8x8(uint32_t x) {
+  uint32_t y;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+  return y;
+}
+
+template <typename S>
+__device__ __forceinline__ uint8_t* AlignedSmem(uint8_t* raw) {
+  return raw + ((1024 - (SmemAddr(raw) & 1023)) & 1023);
+}
+
+}  // namespace deepinfer::cuda
