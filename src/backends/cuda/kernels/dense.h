@@ -46,6 +46,13 @@ int64_t DenseWorkspaceBytes(const PackedLayout& layout);
 // Few tokens: 16 at a time, weights streamed once per 16.
 cudaError_t LaunchDenseStream(const DenseArgs& args, cudaStream_t stream);
 
+// Many tokens: wgmma. The same bits unless `fast`.
+cudaError_t LaunchDenseWide(const DenseArgs& args, cudaStream_t stream);
+
+// The one for the number of tokens.
+inline constexpr int kStreamTokens = 16;
+cudaError_t LaunchDense(const DenseArgs& args, cudaStream_t stream);
+
 // out[t][k] = FP8 fake quantisation of x per 32 columns, exact in bf16 (cols a multiple of 32).
 cudaError_t LaunchQuantize(const void* x, bool is_float, int64_t ldx, int64_t rows, int cols, __nv_bfloat16* out, int64_t ldo,
                            cudaStream_t stream);

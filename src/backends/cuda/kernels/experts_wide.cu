@@ -109,7 +109,7 @@ __device__ __forceinline__ void StoreDown(const WideArgs& a, const ExpertJob& jo
 template <typename G, bool kIsGateUp>
 __global__ void __launch_bounds__(kWideThreads, 1) ExpertWideKernel(const __grid_constant__ WideArgs a) {
   extern __shared__ uint8_t raw_smem[];
-  using S = WideSmem<G, kMaxTokens>;
+  using S = WideSmem<G, kMaxTokens, 2>;
   uint8_t* const smem = AlignedSmem<S>(raw_smem);
   uint64_t* const full = reinterpret_cast<uint64_t*>(smem + S::kBarrierOffset);
   uint64_t* const empty = full + S::kStages;
@@ -124,16 +124,16 @@ __global__ void __launch_bounds__(kWideThreads, 1) ExpertWideKernel(const __grid
   DependencyLaunch();
   DependencyWait();
   constexpr int kMatrixRows = kIsGateUp ? 2 * kExpertWidth : kExpertHidden;
-  static_assert(kMatrixRows % kWideRows == 0);
-  constexpr int kTiles = kMatrixRows / kWideRows;
+  static_assert(kMatrixRows % S::kRows == 0);
+  constexpr int kTiles = kMatrixRows / S::kRows;
   constexpr int kUnits = kMatrixRows / 16 / G::kRowTiles;
   const int work = *a.num_jobs * kTiles;
   if (threadIdx.x >= 256) {
     LowerRegisters<kWideProducerRegisters>();
-    WideProducer<G, kMaxTokens> producer{smem, full, empty};
+    WideProducer<S> producer{smem, full, empty};
     for (int w = blockIdx.x; w < work; w += gridDim.x) {
       const ExpertJob job = a.jobs[w / kTiles];
-      const WideTile tile{kIsGateUp ? job.gate_up : job.down, w % kTiles * (kWideRows / 16), kMatrixRows / 16, job.count, 0};
+      const WideTile tile{kIsGateUp ? job.gate_up : job.down, w % kTiles * (S::kRows / 16), kMatrixRows / 16, job.count, 0};
       producer.Fetch(tile, 1, kUnits, [&](int token) -> const __nv_bfloat16* {
         if (token >= job.count) return nullptr;
         const int slot = job.first_slot + token;
@@ -143,11 +143,11 @@ __global__ void __launch_bounds__(kWideThreads, 1) ExpertWideKernel(const __grid
     return;
   }
   RaiseRegisters<kWideConsumerRegisters>();
-  WideConsumer<G, kMaxTokens> consumer{smem, full, empty};
+  WideConsumer<S> consumer{smem, full, empty};
   float* const maxima = reinterpret_cast<float*>(smem + S::kMaximaOffset);
   for (int w = blockIdx.x; w < work; w += gridDim.x) {
     const ExpertJob job = a.jobs[w / kTiles];
-    const int first = w % kTiles * kWideRows;
+    const int first = w % kTiles * S::kRows;
     const auto run = [&]<int kN>(Wgmma<kN>) {
       float sums[2][kN / 2];
       consumer.template Multiply<kN, true, 1>(sums);
@@ -171,7 +171,7 @@ template <typename G, bool kIsGateUp>
 cudaError_t LaunchWide(const ExpertsArgs& args, const __nv_bfloat16* x, int64_t ldx, void* out, cudaStream_t stream) {
   const WideArgs a{args.plan.num_jobs, args.plan.jobs,     args.plan.slot_pair, x,  ldx, args.num_chosen,
                    args.weights,       args.swiglu_limit, args.round_bf16,     out};
-  return Launch(ExpertWideKernel<G, kIsGateUp>, dim3(NumMultiprocessors()), dim3(kWideThreads), WideSmem<G, kMaxTokens>::kBytes,
+  return Launch(ExpertWideKernel<G, kIsGateUp>, dim3(NumMultiprocessors()), dim3(kWideThreads), WideSmem<G, kMaxTokens, 2>::kBytes,
                 stream, args.dependent, a);
 }
 

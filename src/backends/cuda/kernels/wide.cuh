@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Core of the products with many rows: persistent blocks of 256 weight rows by up to kMaxTokens tokens. One warpgroup fetches:
+// Core of the products with many rows: persistent blocks of 128 kM weight rows by up to kMaxTokens tokens. One warpgroup fetches:
 // packed weights by bulk copies, activations (gathered rows) by asynchronous copies into tiles of 32 columns, 64 bytes a row,
-// swizzled. Two warpgroups decode their 128 weight rows into registers, as the kernel for few rows does, and multiply with
+// swizzled. Two warpgroups decode their 64 kM weight rows into registers, as the kernel for few rows does, and multiply with
 // wgmma. With kByslice the sums are made slice by slice and then added, which gives the bits of the kernel for few rows.
 #pragma once
 
@@ -13,13 +13,16 @@
 namespace deepinfer::cuda {
 
 constexpr int kWideThreads = 384;
-constexpr int kWideRows = 256;
 constexpr int kWideConsumerRegisters = 232, kWideProducerRegisters = 40;
 static_assert(2 * kWideConsumerRegisters + kWideProducerRegisters <= 3 * 168);
 
-template <typename G, int kMaxTokens>
+template <typename G, int kMaxTokens_, int kM_>
 struct WideSmem {
-  static constexpr int kWeightBytes = (kWideRows / 16) * G::kChunkBytes;
+  using Geometry = G;
+  static constexpr int kMaxTokens = kMaxTokens_;
+  static constexpr int kM = kM_;  // tiles of 64 rows of a warpgroup
+  static constexpr int kRows = 128 * kM;
+  static constexpr int kWeightBytes = kRows / 16 * G::kChunkBytes;
   static constexpr int kTokenBytes = G::kChunk * kMaxTokens * 64;
   // Tiles are aligned to 1024 bytes.
   static constexpr int kStageBytes = (kTokenBytes + kWeightBytes + 1023) / 1024 * 1024;
@@ -51,9 +54,10 @@ __device__ __forceinline__ const uint8_t* WideChunk(const uint8_t* weights, int 
 }
 
 // The fetching warpgroup. row_of(token): first value of a token's row of x, null = zeros.
-template <typename G, int kMaxTokens>
+template <typename S>
 struct WideProducer {
-  using S = WideSmem<G, kMaxTokens>;
+  using G = typename S::Geometry;
+  static constexpr int kMaxTokens = S::kMaxTokens;
   uint8_t* smem;
   uint64_t* full;
   uint64_t* empty;
@@ -75,7 +79,7 @@ struct WideProducer {
         uint8_t* const at = smem + stage * S::kStageBytes;
         if (thread == 0) BarrierExpect(full + stage, S::kWeightBytes);
         __syncwarp();
-        if (thread < kWideRows / 16) {
+        if (thread < S::kRows / 16) {
           const int row_tile = min(tile.first_tile + thread, tile.num_tiles - 1);
           BulkLoad(at + S::kTokenBytes + thread * G::kChunkBytes,
                    WideChunk<G>(tile.weights, row_tile, slice, chunk, units_per_segment), G::kChunkBytes, full + stage);
@@ -98,9 +102,11 @@ struct WideProducer {
 };
 
 // The multiplying warpgroups. Sums of two tiles of 64 rows: register layout of wgmma.cuh.
-template <typename G, int kMaxTokens>
+template <typename S>
 struct WideConsumer {
-  using S = WideSmem<G, kMaxTokens>;
+  using G = typename S::Geometry;
+  static constexpr int kMaxTokens = S::kMaxTokens;
+  static constexpr int kM = S::kM;
   uint8_t* smem;
   uint64_t* full;
   uint64_t* empty;
@@ -108,27 +114,28 @@ struct WideConsumer {
 
   // One chunk: groups of 32 columns, operands of the next are decoded while the tensor cores work.
   template <int kN>
-  __device__ __forceinline__ void MultiplyChunk(float (&acc)[2][kN / 2], bool is_first) {
+  __device__ __forceinline__ void MultiplyChunk(float (&acc)[kM][kN / 2], bool is_first) {
     const int stage = count % S::kStages;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const uint8_t* const at = smem + stage * S::kStageBytes;
-    const uint8_t* const weights = at + S::kTokenBytes + ((warp / 4) * 8 + warp % 4) * G::kChunkBytes;
+    const uint8_t* const weights = at + S::kTokenBytes + ((warp / 4) * 4 * kM + warp % 4) * G::kChunkBytes;
     BarrierWait(full + stage, count / S::kStages & 1);
-    uint32_t a[2][2][2][4];
+    uint32_t a[2][kM][2][4];
 #pragma unroll
     for (int i = 0; i < G::kChunk; ++i) {
 #pragma unroll
-      for (int m = 0; m < 2; ++m) DecodeGroup<G>(weights + m * 4 * G::kChunkBytes, i, lane, a[i & 1][m]);
-      FenceRegisters(a[i & 1][0]);
-      FenceRegisters(a[i & 1][1]);
-      FenceRegisters(acc[0]);
-      FenceRegisters(acc[1]);
+      for (int m = 0; m < kM; ++m) DecodeGroup<G>(weights + m * 4 * G::kChunkBytes, i, lane, a[i & 1][m]);
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+        FenceRegisters(a[i & 1][m]);
+        FenceRegisters(acc[m]);
+      }
       WarpgroupArrive();
 #pragma unroll
       for (int step = 0; step < 2; ++step) {
         const uint64_t b = SmemDescriptor(SmemAddr(at) + i * (kMaxTokens * 64) + step * 32, 512, Swizzle::k64);
 #pragma unroll
-        for (int m = 0; m < 2; ++m)
+        for (int m = 0; m < kM; ++m)
           Wgmma<kN>::template RS<false>(acc[m], a[i & 1][m][step], b, !is_first || i > 0 || step > 0);
       }
       WarpgroupCommit();
@@ -136,33 +143,33 @@ struct WideConsumer {
       WarpgroupWait<1>();
     }
     WarpgroupWait<0>();
-    FenceRegisters(acc[0]);
-    FenceRegisters(acc[1]);
+#pragma unroll
+    for (int m = 0; m < kM; ++m) FenceRegisters(acc[m]);
     if (lane == 0) BarrierArrive(empty + stage);
     ++count;
   }
 
   template <int kN, bool kBySlice, int kSegments>
-  __device__ __forceinline__ void Multiply(float (&total)[2][kN / 2]) {
+  __device__ __forceinline__ void Multiply(float (&total)[kM][kN / 2]) {
     if constexpr (!kBySlice) {
       for (int i = 0; i < kSegments * G::kSlices * G::kChunks; ++i) MultiplyChunk<kN>(total, i == 0);
       return;
     } else {
-      float before[2][kSegments == 2 ? kN / 2 : 1];
+      float before[kM][kSegments == 2 ? kN / 2 : 1];
 #pragma unroll
       for (int segment = 0; segment < kSegments; ++segment) {
         for (int slice = 0; slice < G::kSlices; ++slice) {
-          float acc[2][kN / 2];
+          float acc[kM][kN / 2];
           for (int chunk = 0; chunk < G::kChunks; ++chunk) MultiplyChunk<kN>(acc, chunk == 0);
 #pragma unroll
-          for (int m = 0; m < 2; ++m) {
+          for (int m = 0; m < kM; ++m) {
 #pragma unroll
             for (int i = 0; i < kN / 2; ++i) total[m][i] = slice == 0 ? acc[m][i] : total[m][i] + acc[m][i];
           }
         }
         if constexpr (kSegments == 2) {
 #pragma unroll
-          for (int m = 0; m < 2; ++m) {
+          for (int m = 0; m < kM; ++m) {
 #pragma unroll
             for (int i = 0; i < kN / 2; ++i) {
               if (segment == 0) before[m][i] = total[m][i];
