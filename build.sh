@@ -312,8 +312,9 @@ case "$COMMAND" in
     .venv/bin/python -m build --wheel --outdir dist .
     ;;
   package)
+    accelerator_options
     need_packages "${BASE_PACKAGES[@]}"
     need_third_party
-    tools/make_package.sh
+    tools/make_package.sh "${CUDA_OPTIONS[@]}"
     ;;
 esac

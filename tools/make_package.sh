@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Builds dist/deepinfer-VERSION-linux-ARCH.tar.gz: the stripped program, the demo model and the shared libraries it needs
-# (all but the C library), found through an RPATH relative to the program. Runs on any glibc as new as the builder's.
+# (all but the C library), and the NVIDIA backend where the options say so, found through an RPATH relative to the program. Runs on any glibc as new as the builder's.
 set -euo pipefail
 cd "$(dirname "$(readlink -f "$0")")/.."
 
@@ -9,8 +9,8 @@ version=$(sed -nE 's/^project\(deepinfer VERSION ([0-9.]+).*/\1/p' CMakeLists.tx
 name=deepinfer-$version-linux-$(uname -m)
 stage=build-package/stage/$name
 rm -rf "build-package/stage"
-cmake -S . -B build-package -G Ninja -DCMAKE_BUILD_TYPE=Release -DDEEPINFER_TESTS=OFF >/dev/null
-ninja -C build-package -j"${JOBS:-$(nproc)}" deepinfer
+cmake -S . -B build-package -G Ninja -DCMAKE_BUILD_TYPE=Release -DDEEPINFER_TESTS=OFF "$@" >/dev/null
+ninja -C build-package -j"${JOBS:-$(nproc)}" deepinfer $([[ "$*" == *DEEPINFER_CUDA=ON* ]] && echo deepinfer_cuda)
 cmake --install build-package --prefix "$stage" --strip --component Unspecified >/dev/null
 
 mkdir -p "$stage/lib/deepinfer"

@@ -349,15 +349,11 @@ void Model::Impl::RunAttention(const LayerWeights& w, int layer, bool is_draft, 
   device->Prepare(arithmetic, x, t, h, InputKind::kQuantized, *quantized);
   device->MatMul(arithmetic, *w.qa_kv, *quantized, qa_kv);
   device->RmsNorm(arithmetic, qa_kv, w.q_norm.as<float>(), t, qr_width, c.rms_norm_eps, qr);
-  device->Prepare(arithmetic, qr, t, qr_width, InputKind::kQuantized, *low);
-  device->MatMul(arithmetic, *w.q_b, *low, q);
-  device->Rope(arithmetic, q, t, c.num_attention_heads, c.head_dim, c.qk_rope_head_dim, rope);
   device->WindowKeys(arithmetic, qa_kv.Columns(qr_width), w.kv_norm.as<float>(), c.rms_norm_eps, t, c.head_dim,
                      c.qk_rope_head_dim, rope, keys);
-  if (tracer.is_on()) {
-    tracer.Act(name + "query", q, {t, c.num_attention_heads, d});
-    tracer.Act(name + "window_key", keys, {t, d});
-  }
+  device->Prepare(arithmetic, qr, t, qr_width, InputKind::kQuantized, *low);
+  device->MatMul(arithmetic, *w.q_b, *low, q);
+  if (tracer.is_on()) tracer.Act(name + "window_key", keys, {t, d});
   Mark(layer, Stage::kProjections);
   if (is_key_source || is_index_source) device->Prepare(arithmetic, x, t, h, InputKind::kPlain, *plain);
   if (is_key_source && !(step_keys_done && layer == c.first_consumer_layer())) {
@@ -393,6 +389,8 @@ void Model::Impl::RunAttention(const LayerWeights& w, int layer, bool is_draft, 
       args.trace_unrotated = ActOf(ws.attn_trace, c.num_attention_heads * d);
     }
   }
+  device->Rope(arithmetic, q, t, c.num_attention_heads, c.head_dim, c.qk_rope_head_dim, rope);
+  if (tracer.is_on()) tracer.Act(name + "query", q, {t, c.num_attention_heads, d});
   device->Attention(arithmetic, step, args);
   if (!is_draft) device->StoreWindow(step, args.ring, c.head_dim, keys);
   Mark(layer, Stage::kAttention);

@@ -45,6 +45,7 @@ INSTANTIATE_TEST_SUITE_P(Arithmetics, RingTest, testing::Values(Numerics::kPlain
                          [](const auto& test) { return std::string(FileName(test.param)); });
 
 TEST_P(RingTest, NineHundredTokensWithBacktrackingAndPoison) {
+  if (!TestsRunOnCpu()) GTEST_SKIP() << "writes into the caches of the CPU";
   const auto model = LoadNano(GetParam(), 1, 1024);
   const size_t v = static_cast<size_t>(model->config().vocab_size);
   std::mt19937 random(18);
@@ -76,6 +77,7 @@ TEST_P(RingTest, NineHundredTokensWithBacktrackingAndPoison) {
 
 // The poison is seen: a byte too much of it changes the logits.
 TEST(RingPoison, ReachesTheLogitsOneSlotFurther) {
+  if (!TestsRunOnCpu()) GTEST_SKIP() << "writes into the caches of the CPU";
   const auto model = LoadNano(Numerics::kPlain, 1, 1024);
   std::vector<int32_t> ids;
   for (int32_t i = 0; i < 60; ++i) ids.push_back(3 + i);

@@ -42,7 +42,7 @@ Status CudaDevice::Init() {
 CudaDevice::~CudaDevice() {
   if (stream_ != nullptr) Sync();
   DropGraphs();
-  for (Scratch* scratch : {&mix_partial_, &copy_rows_, &scores_, &block_scores_, &act_}) scratch->buffer = device::Buffer();
+  for (Scratch* scratch : {&mix_partial_, &copy_rows_, &scores_, &block_scores_, &act_, &quantized_}) scratch->buffer = device::Buffer();
   shadows_.clear();
   memory_.reset();
   if (fork_event_ != nullptr) cudaEventDestroy(fork_event_);
@@ -74,6 +74,21 @@ void CudaDevice::FlushUploads() {
   Check("upload");
 }
 
+void CudaDevice::FlushTables() {
+  if (tables_.count == 0) return;
+  LaunchRopeTables(stream_, tables_);
+  tables_.count = 0;
+  Check("RopeTable");
+}
+
+void CudaDevice::FlushNorm() {
+  if (!has_norm_) return;
+  has_norm_ = false;
+  const NormPart& n = norm_.part;
+  LaunchRmsNorm(stream_, norm_.round, n.in, n.norm, norm_.rows, n.width, n.eps, n.out, n.quantized);
+  Check("RmsNorm");
+}
+
 void CudaDevice::FlushRope() {
   if (!has_rope_) return;
   has_rope_ = false;
@@ -100,6 +115,8 @@ void CudaDevice::UseGpu() const {
 void CudaDevice::BeginKeepingExpand() {
   UseGpu();
   FlushUploads();
+  FlushTables();
+  FlushNorm();
   FlushRope();
 }
 
@@ -208,6 +225,8 @@ void CudaDevice::UploadLarge(void* to, const void* host_from, int64_t bytes) {
 void CudaDevice::Upload(void* to, const void* host_from, int64_t bytes) {
   if (bytes <= 0) return;
   UseGpu();
+  FlushTables();
+  FlushNorm();
   FlushRope();
   FlushExpand();
   if (is_capturing_) {

@@ -123,6 +123,8 @@ class CudaDevice final : public device::Device {
   // Leaves a waiting expansion, which the caller takes over.
   void BeginKeepingExpand();
   void FlushUploads();
+  void FlushTables();
+  void FlushNorm();
   void FlushRope();
   void FlushExpand();
   // What runs beside the stream is waited for by it.
@@ -138,6 +140,8 @@ class CudaDevice final : public device::Device {
   // `out` was written by something that makes no shadow.
   void Wrote(const void* out);
   QuantizedOut NewShadow(const Arithmetic& a, const Act& out, int64_t rows, int64_t cols);
+  // A form for those who do not quantise what they read.
+  InputView Quantized(const InputView& x, int64_t cols);
   void MatMulInto(const CudaMatrix& w, const CudaInput& x, int num_groups, bool round, F y);
   Result<device::Buffer> UploadPadded(std::span<const device::HostMatrix> parts, int64_t padded_cols);
   Result<device::Buffer> UploadScales(std::span<const device::HostMatrix> parts, int64_t padded_cols, int32_t& scale_shift);
@@ -155,6 +159,13 @@ class CudaDevice final : public device::Device {
   UploadList uploads_;
   Status error_;
 
+  RopeTableList tables_;
+  bool has_norm_ = false;
+  struct {
+    bool round = false;
+    int64_t rows = 0;
+    NormPart part;
+  } norm_;
   bool has_rope_ = false;
   struct {
     Arithmetic a;
@@ -172,7 +183,7 @@ class CudaDevice final : public device::Device {
     F trunk;
   } expand_;
 
-  Scratch mix_partial_, copy_rows_, scores_, block_scores_, act_;
+  Scratch mix_partial_, copy_rows_, scores_, block_scores_, act_, quantized_;
   std::vector<Shadow> shadows_;
 
   bool uses_graphs_ = true;

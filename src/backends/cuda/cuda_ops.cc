@@ -12,6 +12,9 @@ namespace {
 F Of(const Act& x) { return {static_cast<float*>(x.data), x.stride}; }
 const CudaMatrix& Of(const device::Matrix& w) { return static_cast<const CudaMatrix&>(w); }
 const CudaInput& Of(const device::Input& x) { return static_cast<const CudaInput&>(x); }
+bool CanReadInPlace(const Act& x, int64_t cols) {
+  return cols % 32 == 0 && x.stride % 4 == 0 && reinterpret_cast<uintptr_t>(x.data) % 16 == 0;
+}
 
 }  // namespace
 
@@ -119,10 +122,17 @@ void CudaDevice::Prepare(const Arithmetic& a, Act x, int64_t rows, int64_t cols,
   if (rows <= 0) return;
   if (kind == device::InputKind::kQuantized && a.quantize) {
     in.view.is_bf16 = true;
+    in.view.quantize = false;
     for (const Shadow& shadow : shadows_) {
       if (!shadow.is_valid || shadow.of != x.data || shadow.cols != cols || shadow.rows < rows) continue;
       in.view.values = shadow.buffer.data();
       in.view.stride = cols;
+      return;
+    }
+    // Short rows are quantised by whoever reads them.
+    constexpr int64_t kShort = 1024;
+    if (cols <= kShort && CanReadInPlace(x, cols)) {
+      in.view = {x.data, false, true, rows, x.stride};
       return;
     }
     Begin();
@@ -134,8 +144,8 @@ void CudaDevice::Prepare(const Arithmetic& a, Act x, int64_t rows, int64_t cols,
     Check("Prepare");
     return;
   }
-  in.view.is_bf16 = false;
-  if (cols % 32 == 0 && x.stride % 4 == 0 && reinterpret_cast<uintptr_t>(x.data) % 16 == 0) {
+  in.view.is_bf16 = in.view.quantize = false;
+  if (CanReadInPlace(x, cols)) {
     in.view.values = x.data;
     in.view.stride = x.stride;
     return;
@@ -149,11 +159,23 @@ void CudaDevice::Prepare(const Arithmetic& a, Act x, int64_t rows, int64_t cols,
   Check("Prepare");
 }
 
+InputView CudaDevice::Quantized(const InputView& x, int64_t cols) {
+  auto* values = static_cast<uint16_t*>(Grow(quantized_, x.rows * cols * 2));
+  if (values == nullptr) return {};
+  LaunchQuantize(stream_, {static_cast<float*>(const_cast<void*>(x.values)), x.stride}, x.rows, cols, {values, cols});
+  return {values, true, false, x.rows, cols};
+}
+
 void CudaDevice::MatMulInto(const CudaMatrix& w, const CudaInput& x, int num_groups, bool round, F y) {
   if (x.view.rows <= 0) return;
   Begin();
   Wrote(y.data);
-  LaunchMatMul(stream_, w.view, x.view, num_groups, w.cols(), round, y);
+  InputView in = x.view;
+  if (in.quantize && w.view.format != device::WeightFormat::kFp8Block32) {
+    in = Quantized(in, x.cols);
+    if (in.values == nullptr) return;
+  }
+  LaunchMatMul(stream_, w.view, in, num_groups, w.cols(), round, y);
   Check("MatMul");
 }
 
@@ -172,8 +194,10 @@ void CudaDevice::MatMulGroups(const Arithmetic& a, const device::Matrix& w, int 
 void CudaDevice::RmsNorm(const Arithmetic& a, Act in, const float* norm, int64_t rows, int64_t width, float eps, Act out) {
   if (rows <= 0) return;
   Begin();
-  LaunchRmsNorm(stream_, a.round_bf16, Of(in), norm, rows, width, eps, Of(out), NewShadow(a, out, rows, width));
-  Check("RmsNorm");
+  const QuantizedOut quantized = NewShadow(a, out, rows, width);
+  // The window keys of the same rows often come next: one kernel makes both. The order of the sums depends on the block.
+  has_norm_ = true;
+  norm_ = {a.round_bf16, rows, {Of(in), norm, width, eps, Of(out), quantized}};
 }
 
 void CudaDevice::Scale(const Arithmetic& a, Act x, int64_t rows, int64_t width, float factor) {
@@ -202,9 +226,12 @@ void CudaDevice::ArgMax(const float* x, int64_t rows, int64_t width, int64_t str
 
 void CudaDevice::RopeTable(const int32_t* positions, int64_t count, const float* inv_freq, int rope_dim, float* table) {
   if (count <= 0) return;
-  Begin();
-  LaunchRopeTable(stream_, positions, count, inv_freq, rope_dim, table);
-  Check("RopeTable");
+  // The tables of a step are asked for one after another: one kernel makes them.
+  constexpr int kMost = 4;
+  if (tables_.count == kMost || (tables_.count > 0 && tables_.rope_dim != rope_dim)) FlushTables();
+  if (tables_.count == 0) Begin();
+  tables_.rope_dim = rope_dim;
+  tables_.tables[tables_.count++] = {positions, inv_freq, table, count};
 }
 
 void CudaDevice::Rope(const Arithmetic& a, Act x, int64_t rows, int heads, int head_dim, int rope_dim, const float* table) {
@@ -228,17 +255,15 @@ void CudaDevice::WindowKeys(const Arithmetic& a, Act raw, const float* norm, flo
                             const float* table, Act keys) {
   if (rows <= 0) return;
   if (side_has_window_) JoinSide();  // it reads the keys of the call before
-  F query;
-  int heads = 0;
-  if (has_rope_ && rope_.rows == rows && rope_.table == table && rope_.rope_dim == rope_dim && rope_.head_dim == head_dim) {
-    has_rope_ = false;
-    query = rope_.x;
-    heads = rope_.heads;
+  NormPart other;
+  if (has_norm_ && norm_.rows == rows && norm_.round == a.round_bf16 && NormThreads(norm_.part.width) == head_dim) {
+    has_norm_ = false;
+    other = norm_.part;
   }
   Begin();
   Wrote(keys.data);
   if (head_dim % 32 != 0 || head_dim > 1024) return Fail(Unimplemented("the NVIDIA backend takes heads of a multiple of 32 channels, 1024 at most"));
-  LaunchWindowKeys(stream_, a, Of(raw), norm, eps, rows, head_dim, rope_dim, table, Of(keys), query, heads);
+  LaunchWindowKeys(stream_, a, Of(raw), norm, eps, rows, head_dim, rope_dim, table, Of(keys), other);
   Check("WindowKeys");
 }
 
@@ -299,10 +324,12 @@ void CudaDevice::Select(const device::Step& step, const device::SelectArgs& args
 
 void CudaDevice::Attention(const Arithmetic& a, const device::Step& step, const device::AttentionArgs& args) {
   if (step.num_rows <= 0) return;
+  const bool rotates = has_rope_ && rope_.x.data == args.query.data && rope_.table == args.rope && rope_.rows == step.num_rows && AttentionRotates(args);
+  if (rotates) has_rope_ = false;
   Begin();
   Wrote(args.out.data);
   if (args.rope_dim % 4 != 0) return Fail(Unimplemented("the NVIDIA backend rotates a multiple of 4 channels"));
-  LaunchAttention(stream_, a, step, args);
+  LaunchAttention(stream_, a, step, args, rotates);
   Check("Attention");
 }
 
@@ -311,6 +338,12 @@ void CudaDevice::Attention(const Arithmetic& a, const device::Step& step, const 
 void CudaDevice::Route(const device::RouterArgs& args, int64_t rows) {
   if (rows <= 0) return;
   const int num_experts = static_cast<int>(args.gate->rows());
+  if (args.num_chosen <= 32 && IsSmallRouter(Of(*args.gate).view)) {
+    Begin();
+    LaunchSmallRoute(stream_, args, Of(*args.gate).view, Of(*args.x).view, rows);
+    Check("Route");
+    return;
+  }
   MatMulFloat(*args.gate, *args.x, args.biased_scores, num_experts);
   if (num_experts > 1024 || args.num_chosen > 32) return Fail(Unimplemented("the NVIDIA backend takes at most 1024 experts, 32 of them a token"));
   LaunchRouteChoice(stream_, args, num_experts, rows);
@@ -321,10 +354,13 @@ void CudaDevice::Experts(const Arithmetic& a, const device::ExpertArgs& args, in
   if (rows <= 0) return;
   Begin();
   Wrote(args.out.data);
+  InputView x = Of(*args.x).view;
+  if (x.quantize) x = Quantized(x, Of(*args.x).cols);
+  if (x.values == nullptr) return;
   const ExpertBankView& bank = static_cast<const CudaExpertBank&>(*args.bank).view;
   auto* act = static_cast<float*>(Grow(act_, rows * (args.num_chosen + 1) * bank.padded_inner * 4));
   if (act == nullptr) return;
-  LaunchExperts(stream_, a, bank, args, Of(*args.x).view, rows, act, Of(args.out));
+  LaunchExperts(stream_, a, bank, args, x, rows, act, Of(args.out));
   Check("Experts");
 }
 

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // General sparse attention: one block a row and head. Threads, and so the order of every sum, follow from the head size.
+#include <cooperative_groups.h>
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+
 #include <algorithm>
 
 #include "backends/cuda/ops/launch.h"
@@ -152,21 +156,244 @@ __global__ void __launch_bounds__(kThreads) AttentionKernel(device::Arithmetic a
   *reinterpret_cast<float4*>(static_cast<float*>(args.out.data) + t * args.out.stride + at) = {out[0], out[1], out[2], out[3]};
 }
 
+// ---- heads of 512 channels ----------------------------------------------------------------------------------------------
+// Four blocks a row and head, a warp a key, 16 channels a lane. Of the 32 warps of the four blocks warp w takes keys w, w + 32, ...
+// in both products, four on their way at a time; sums over warps and blocks are in ascending order.
+
+__device__ __forceinline__ void Decode4E4M3(uint32_t v, float s, float* out) {
+  const __half2_raw low = __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(v & 0xffffu), __NV_E4M3);
+  const __half2_raw high = __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(v >> 16), __NV_E4M3);
+  const float2 a = __half22float2(__half2(low)), b = __half22float2(__half2(high));
+  out[0] = a.x * s, out[1] = a.y * s, out[2] = b.x * s, out[3] = b.y * s;
+}
+
+struct RawKey {
+  uint4 data;
+  uint32_t scale;
+};
+
+__device__ __forceinline__ RawKey LoadKey512(device::KeyFormat format, const uint8_t* place, int lane) {
+  RawKey raw;
+  if (format == device::KeyFormat::kMxFp8) {
+    raw.data = *reinterpret_cast<const uint4*>(place + 16 * lane);
+    raw.scale = place[512 + lane / 2];
+  } else {
+    const uint2 half = *reinterpret_cast<const uint2*>(place + 8 * lane);
+    raw.data = {half.x, half.y, 0, 0};
+    raw.scale = place[256 + lane];
+  }
+  return raw;
+}
+__device__ __forceinline__ void DecodeKey512(device::KeyFormat format, const RawKey& raw, const uint8_t* place, int lane, float* out) {
+  if (format == device::KeyFormat::kFloat) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float4 v = *reinterpret_cast<const float4*>(place + 64 * lane + 16 * i);
+      out[4 * i] = v.x, out[4 * i + 1] = v.y, out[4 * i + 2] = v.z, out[4 * i + 3] = v.w;
+    }
+  } else if (format == device::KeyFormat::kMxFp8) {
+    const float s = ScaleOf(raw.scale);
+    Decode4E4M3(raw.data.x, s, out);
+    Decode4E4M3(raw.data.y, s, out + 4);
+    Decode4E4M3(raw.data.z, s, out + 8);
+    Decode4E4M3(raw.data.w, s, out + 12);
+  } else {
+    const float s = DecodeE4M3(raw.scale);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      out[i] = DecodeE2M1((raw.data.x >> (4 * i)) & 15u) * s;
+      out[8 + i] = DecodeE2M1((raw.data.y >> (4 * i)) & 15u) * s;
+    }
+  }
+}
+
+constexpr int kParts = 4, kPartThreads = 256, kWarps = kPartThreads / 32, kAtOnce = 4;
+
+struct PartShared {
+  float values[kWarps][512];
+  float sums[512];
+  float scratch[33];
+  float top, total;
+};
+
+
+// Dynamic shared memory: places and scores of a block's keys. `rotates`: the query is not rotated yet.
+__global__ void __cluster_dims__(kParts, 1, 1) __launch_bounds__(kPartThreads) Attention512Kernel(device::Arithmetic a, device::Step step, device::AttentionArgs args,
+                                                              device::KeyCache compressed, int max_keys, bool rotates) {
+  WaitForEarlier();
+  namespace cg = cooperative_groups;
+  extern __shared__ __align__(16) uint8_t memory[];
+  __shared__ PartShared shared;
+  auto* places = reinterpret_cast<const uint8_t**>(memory);
+  float* z = reinterpret_cast<float*>(places + max_keys);
+  const cg::cluster_group cluster = cg::this_cluster();
+  const int part = static_cast<int>(cluster.block_rank());
+
+  const int64_t t = blockIdx.z;
+  const int h = blockIdx.y, tid = threadIdx.x, warp = tid >> 5, lane = tid & 31;
+  const device::SequenceRows rows = step.sequences[step.row_sequence[t]];
+  const int p = step.positions[t];
+  const int first = max(max(0, rows.window_floor), args.is_draft_block ? rows.start - args.ring.window : p - args.ring.window + 1);
+  const int last = args.is_draft_block ? rows.start + rows.num_rows - 1 : p;
+  const int num_window = max(0, last - first + 1);
+  const int num_ring = min(num_window, max(0, rows.start - first));
+  const int n = num_window + (compressed.pool != nullptr ? args.num_selected[t] : 0);
+  const int64_t ring_record = RecordBytes(args.ring.format, 512), main_record = RecordBytes(compressed.main_format, 512);
+  // Key `at` of the block is key KeyOf(at) of the row.
+  const auto key_of = [&](int at) { return (at / kWarps) * (kParts * kWarps) + part * kWarps + at % kWarps; };
+  const int rest = n % (kParts * kWarps) - part * kWarps;
+  const int count = n / (kParts * kWarps) * kWarps + min(max(rest, 0), kWarps);
+  for (int at = tid; at < count; at += kPartThreads) {
+    const int i = key_of(at);
+    const uint8_t* place;
+    if (i < num_ring) {
+      place = rows.state + args.ring.offset + (first + i) % args.ring.rows * ring_record;
+    } else if (i < num_window) {
+      place = reinterpret_cast<const uint8_t*>(static_cast<const float*>(args.new_keys.data) +
+                                               (rows.row_begin + first + i - rows.start) * args.new_keys.stride);
+    } else {
+      const int g = args.selected[t * args.selected_stride + i - num_window];
+      place = compressed.pool + rows.block_table[g / compressed.entries_per_block] * compressed.block_stride + compressed.main_offset +
+              g % compressed.entries_per_block * main_record;
+    }
+    places[at] = place;
+  }
+  // The lane's channels of the query.
+  float query[16];
+  const int rope_begin = 512 - args.rope_dim, half = args.rope_dim / 2;
+  const float* cos = args.rope + t * args.rope_dim;
+  {
+    const float* q = static_cast<const float*>(args.query.data) + t * args.query.stride + static_cast<int64_t>(h) * 512 + 16 * lane;
+#pragma unroll
+    for (int i = 0; i < 16; i += 4) {
+      const float4 v = *reinterpret_cast<const float4*>(q + i);
+      query[i] = v.x, query[i + 1] = v.y, query[i + 2] = v.z, query[i + 3] = v.w;
+    }
+    if (rotates) {
+#pragma unroll
+      for (int i = 0; i < 16; i += 2) {
+        const int pair = (16 * lane + i - rope_begin) / 2;
+        if (16 * lane + i < rope_begin) continue;
+        const float x = query[i], y = query[i + 1], cs = cos[pair], sn = cos[half + pair];
+        query[i] = RoundIf(x * cs - y * sn, a.round_bf16);
+        query[i + 1] = RoundIf(x * sn + y * cs, a.round_bf16);
+      }
+    }
+  }
+  __syncthreads();
+  const auto format_of = [&](int i) {
+    return i < num_ring ? args.ring.format : i < num_window ? device::KeyFormat::kFloat : compressed.main_format;
+  };
+  // fn(at, key) for the warp's keys, ascending.
+  const auto for_keys = [&](auto&& fn) {
+    for (int base = warp; base < count; base += kWarps * kAtOnce) {
+      RawKey raw[kAtOnce];
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        const int at = base + j * kWarps;
+        if (at < count && format_of(key_of(at)) != device::KeyFormat::kFloat) raw[j] = LoadKey512(format_of(key_of(at)), places[at], lane);
+      }
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        const int at = base + j * kWarps;
+        if (at >= count) break;
+        float key[16];
+        DecodeKey512(format_of(key_of(at)), raw[j], places[at], lane, key);
+        fn(at, key);
+      }
+    }
+  };
+  const float scale = 1.0f / sqrtf(512.0f);
+  for_keys([&](int i, const float* key) {
+    float sum = 0;
+#pragma unroll
+    for (int c = 0; c < 16; ++c) sum = fmaf(query[c], key[c], sum);
+    sum = WarpSum(sum);
+    if (lane == 0) z[i] = sum * scale;
+  });
+  __syncthreads();
+
+  float top = -1e30f;
+  for (int i = tid; i < count; i += kPartThreads) top = fmaxf(top, z[i]);
+  top = LaneMax<32>(top);
+  if (lane == 0) shared.scratch[warp] = top;
+  __syncthreads();
+  top = shared.scratch[0];
+#pragma unroll
+  for (int w = 1; w < kWarps; ++w) top = fmaxf(top, shared.scratch[w]);
+  if (tid == 0) shared.top = top;
+  cluster.sync();
+#pragma unroll
+  for (int b = 0; b < kParts; ++b) top = fmaxf(top, cluster.map_shared_rank(&shared, b)->top);
+  float sum = 0;
+  for (int i = tid; i < count; i += kPartThreads) {
+    const float e = expf(z[i] - top);
+    sum += e;
+    z[i] = RoundIf(e, a.round_bf16);
+  }
+  sum = BlockSum(sum, shared.scratch);
+  if (tid == 0) shared.total = sum;
+  __syncthreads();
+
+  float acc[16] = {};
+  for_keys([&](int i, const float* key) {
+    const float w = z[i];
+#pragma unroll
+    for (int c = 0; c < 16; ++c) acc[c] = fmaf(w, key[c], acc[c]);
+  });
+#pragma unroll
+  for (int c = 0; c < 16; c += 4) *reinterpret_cast<float4*>(&shared.values[warp][16 * lane + c]) = {acc[c], acc[c + 1], acc[c + 2], acc[c + 3]};
+  __syncthreads();
+  for (int c = tid; c < 512; c += kPartThreads) {
+    float v = shared.values[0][c];
+#pragma unroll
+    for (int w = 1; w < kWarps; ++w) v += shared.values[w][c];
+    shared.sums[c] = v;
+  }
+  cluster.sync();
+  // Every block ends a quarter of the channels.
+  if (tid < 512 / kParts) {
+    const int c = part * (512 / kParts) + tid;
+    float v = 0, den = 0;
+#pragma unroll
+    for (int b = 0; b < kParts; ++b) {
+      const PartShared* other = cluster.map_shared_rank(&shared, b);
+      v += other->sums[c];
+      den += other->total;
+    }
+    den += expf(args.sink[h] - top);
+    v = RoundIf(n > 0 ? v / den : 0.0f, a.round_bf16);
+    const int64_t at = static_cast<int64_t>(h) * 512 + c;
+    if (args.trace_unrotated.data != nullptr) static_cast<float*>(args.trace_unrotated.data)[t * args.trace_unrotated.stride + at] = v;
+    static_cast<float*>(args.out.data)[t * args.out.stride + at] = RotateLane(v, c, rope_begin, cos, half, -1.0f, a.round_bf16);
+  }
+  cluster.sync();  // nobody leaves while others read
+}
+
 }  // namespace
 
-void LaunchAttention(cudaStream_t stream, const device::Arithmetic& a, const device::Step& step, const device::AttentionArgs& args) {
+bool AttentionRotates(const device::AttentionArgs& args) { return args.head_dim == 512 && args.query.stride % 4 == 0; }
+
+void LaunchAttention(cudaStream_t stream, const device::Arithmetic& a, const device::Step& step, const device::AttentionArgs& args, bool rotates) {
   device::KeyCache compressed;
   if (args.compressed != nullptr) compressed = *args.compressed;
-  constexpr int kMaxBlock = 32;  // rows of a draft block; checked when the model is read
+  constexpr int kMaxBlock = 32;  // rows of a draft block
+  constexpr int kMostShared = 160 << 10;
   const int max_keys = args.ring.window + (args.is_draft_block ? kMaxBlock : 0) + (args.compressed != nullptr ? args.selected_stride : 0);
-  const int parts = kThreads / (args.head_dim / 4);
-  const size_t bytes = static_cast<size_t>(max_keys) * 12 + static_cast<size_t>(args.head_dim) * 4 * static_cast<size_t>(1 + parts);
+  const dim3 grid(static_cast<unsigned>(args.heads), static_cast<unsigned>(step.num_rows));
   static const bool allowed = [] {
-    cudaFuncSetAttribute(AttentionKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 96 << 10);
+    cudaFuncSetAttribute(AttentionKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostShared);
     return true;
   }();
   static_cast<void>(allowed);
-  Start(AttentionKernel, dim3(args.heads, static_cast<unsigned>(step.num_rows)), kThreads, bytes, stream, a, step, args, compressed, max_keys);
+  if (AttentionRotates(args)) {
+    Start(Attention512Kernel, dim3(kParts, static_cast<unsigned>(args.heads), static_cast<unsigned>(step.num_rows)), kPartThreads,
+          static_cast<size_t>(max_keys / kParts + kWarps) * 12, stream, a, step, args, compressed, max_keys / kParts + kWarps, rotates);
+    return;
+  }
+  const int parts = kThreads / (args.head_dim / 4);
+  const size_t bytes = static_cast<size_t>(max_keys) * 12 + static_cast<size_t>(args.head_dim) * 4 * static_cast<size_t>(1 + parts);
+  Start(AttentionKernel, grid, kThreads, bytes, stream, a, step, args, compressed, max_keys);
 }
 
 }  // namespace deepinfer::cuda

@@ -53,6 +53,26 @@ __device__ __forceinline__ void LoadInput(const uint16_t* row, int64_t k, float*
   }
 }
 
+// An input that is quantised to FP8 per 32 values on its way: four lanes with 8 values each hold a group.
+struct QuantizedFloat {
+  float value;
+};
+template <int kCount>
+__device__ __forceinline__ void LoadInput(const QuantizedFloat* row, int64_t k, float* x) {
+  static_assert(kCount == 8);
+  LoadInput<8>(reinterpret_cast<const float*>(row), k, x);
+  float amax = 0;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) amax = fmaxf(amax, fabsf(x[i]));
+  const unsigned group = 15u << (threadIdx.x & 28);
+  amax = fmaxf(amax, __shfl_xor_sync(group, amax, 1));
+  amax = fmaxf(amax, __shfl_xor_sync(group, amax, 2));
+  const int e = Fp8Exponent(amax);
+  const float inverse = Pow2(-e), s = Pow2(e);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) x[i] = RoundE4M3(x[i] * inverse) * s;
+}
+
 // sums[m] = w . x[m] for m < kRows, in every lane. `scale`: of the row's groups of 32, null for formats without.
 template <device::WeightFormat kFormat, typename X, int kRows>
 __device__ __forceinline__ void WarpDots(const uint8_t* w_row, const uint8_t* scale, int64_t padded_cols, const X* x, int64_t stride,
@@ -86,39 +106,63 @@ __device__ __forceinline__ void WarpDots(const uint8_t* w_row, const uint8_t* sc
   for (int m = 0; m < kRows; ++m) sums[m] = WarpSum(sums[m]);
 }
 
-// The same with the format known at run time, one input of float32.
-__device__ __forceinline__ float WarpDot(const WeightView& w, int64_t row, const float* x) {
-  const uint8_t* data = w.data;
-  const uint8_t* scale = w.scale != nullptr ? w.scale + (row >> w.scale_shift) * (w.padded_cols / 32) : nullptr;
-  float sum = 0;
-  switch (w.format) {
-    case device::WeightFormat::kFp4Row32:
-      WarpDots<device::WeightFormat::kFp4Row32, float, 1>(data + row * (w.padded_cols / 2), scale, w.padded_cols, x, 0, &sum);
-      break;
-    case device::WeightFormat::kFp8Block32:
-    case device::WeightFormat::kFp8Row32:
-      WarpDots<device::WeightFormat::kFp8Block32, float, 1>(data + row * w.padded_cols, scale, w.padded_cols, x, 0, &sum);
-      break;
-    case device::WeightFormat::kBf16:
-      WarpDots<device::WeightFormat::kBf16, float, 1>(data + row * w.padded_cols * 2, scale, w.padded_cols, x, 0, &sum);
-      break;
-    case device::WeightFormat::kF32:
-      WarpDots<device::WeightFormat::kF32, float, 1>(data + row * w.padded_cols * 4, scale, w.padded_cols, x, 0, &sum);
-      break;
+// sums[r] = w[first + r * step] . x for r < kCount rows of weights, one input: the sums of WarpDots, with the loads of all rows on
+// their way together.
+template <device::WeightFormat kFormat, typename X, int kCount>
+__device__ __forceinline__ void WarpRowDots(const WeightView& w, const int64_t (&rows)[kCount], const X* x, float* sums) {
+  constexpr int kValues = kPiece<kFormat>;
+  constexpr bool kIsScaled = kFormat == device::WeightFormat::kFp8Block32 || kFormat == device::WeightFormat::kFp4Row32;
+  const int lane = threadIdx.x & 31;
+  const int64_t columns = w.padded_cols / 32;
+#pragma unroll
+  for (int r = 0; r < kCount; ++r) sums[r] = 0;
+  for (int64_t k = lane * kValues; k < w.padded_cols; k += 32 * kValues) {
+    float values[kCount][kValues], scales[kCount], v[kValues];
+#pragma unroll
+    for (int r = 0; r < kCount; ++r) {
+      LoadWeights<kFormat>(w.data + rows[r] * WeightRowBytes(kFormat, w.padded_cols), k, values[r]);
+      scales[r] = 1.0f;
+      if constexpr (kIsScaled) scales[r] = ScaleOf(w.scale[(rows[r] >> w.scale_shift) * columns + (k >> 5)]);
+    }
+    LoadInput<kValues>(x, k, v);
+#pragma unroll
+    for (int r = 0; r < kCount; ++r) {
+      if constexpr (kIsScaled) {
+        float part = 0;
+#pragma unroll
+        for (int i = 0; i < kValues; ++i) part = fmaf(values[r][i], v[i], part);
+        sums[r] = fmaf(part, scales[r], sums[r]);
+      } else {
+#pragma unroll
+        for (int i = 0; i < kValues; ++i) sums[r] = fmaf(values[r][i], v[i], sums[r]);
+      }
+    }
   }
-  return sum;
+#pragma unroll
+  for (int r = 0; r < kCount; ++r) sums[r] = WarpSum(sums[r]);
 }
-__device__ __forceinline__ float WarpDot(const WeightView& w, int64_t row, const uint16_t* x) {
-  const uint8_t* data = w.data;
-  const uint8_t* scale = w.scale != nullptr ? w.scale + (row >> w.scale_shift) * (w.padded_cols / 32) : nullptr;
-  float sum = 0;
+template <typename X, int kCount>
+__device__ __forceinline__ void WarpRowDots(const WeightView& w, const int64_t (&rows)[kCount], const X* x, float* sums) {
   if (w.format == device::WeightFormat::kFp4Row32) {
-    WarpDots<device::WeightFormat::kFp4Row32, uint16_t, 1>(data + row * (w.padded_cols / 2), scale, w.padded_cols, x, 0, &sum);
+    WarpRowDots<device::WeightFormat::kFp4Row32, X, kCount>(w, rows, x, sums);
   } else if (w.format == device::WeightFormat::kBf16) {
-    WarpDots<device::WeightFormat::kBf16, uint16_t, 1>(data + row * w.padded_cols * 2, scale, w.padded_cols, x, 0, &sum);
+    WarpRowDots<device::WeightFormat::kBf16, X, kCount>(w, rows, x, sums);
   } else {
-    WarpDots<device::WeightFormat::kFp8Block32, uint16_t, 1>(data + row * w.padded_cols, scale, w.padded_cols, x, 0, &sum);
+    WarpRowDots<device::WeightFormat::kFp8Block32, X, kCount>(w, rows, x, sums);
   }
+}
+// Asks for the first pieces of a row of weights, which no kernel writes.
+template <device::WeightFormat kFormat>
+__device__ __forceinline__ void PrefetchWeights(const uint8_t* row, int64_t padded_cols) {
+  const int64_t at = static_cast<int64_t>(threadIdx.x & 31) * 16;
+  if (at < WeightRowBytes(kFormat, padded_cols)) asm volatile("prefetch.global.L1 [%0];" ::"l"(row + at));
+}
+
+template <typename X>
+__device__ __forceinline__ float WarpDot(const WeightView& w, int64_t row, const X* x) {
+  const int64_t rows[1] = {row};
+  float sum;
+  WarpRowDots(w, rows, x, &sum);
   return sum;
 }
 

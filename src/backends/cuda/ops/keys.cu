@@ -10,15 +10,17 @@
 namespace deepinfer::cuda {
 namespace {
 
-__global__ void RopeTableKernel(const int32_t* positions, int64_t count, const float* inv_freq, int half, float* table) {
+__global__ void RopeTableKernel(const __grid_constant__ RopeTableList list) {
   WaitForEarlier();
+  const auto& one = list.tables[blockIdx.y];
+  const int half = list.rope_dim / 2;
   const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (i >= count * half) return;
+  if (i >= one.count * half) return;
   const int64_t row = i / half;
   const int k = static_cast<int>(i % half);
-  const float angle = static_cast<float>(positions[row]) * inv_freq[k];
-  table[row * 2 * half + k] = cosf(angle);
-  table[row * 2 * half + half + k] = sinf(angle);
+  const float angle = static_cast<float>(one.positions[row]) * one.inv_freq[k];
+  one.table[row * 2 * half + k] = cosf(angle);
+  one.table[row * 2 * half + half + k] = sinf(angle);
 }
 
 // Pair i of head h of row t.
@@ -48,18 +50,17 @@ __global__ void IndexQueryKernel(device::Arithmetic a, F x, int dim, int rope_di
   row[c] = v;
 }
 
-// Block 0 of a row: its key; the others rotate the query.
+// Block 0 of a row: its key; block 1: the other norm.
 __global__ void WindowKeysKernel(device::Arithmetic a, F raw, const float* norm, float eps, int head_dim, int rope_dim,
-                                 const float* table, F keys, F query, int heads) {
+                                 const float* table, F keys, NormPart other) {
   WaitForEarlier();
+  __shared__ float shared[33];
   const int64_t t = blockIdx.y;
   if (blockIdx.x > 0) {
-    const int half = rope_dim / 2;
-    const int i = (blockIdx.x - 1) * blockDim.x + threadIdx.x;
-    if (i < heads * half) RotatePair(query, t, i / half, head_dim, rope_dim, table, i % half, a.round_bf16);
+    NormRow(other.in.data + t * other.in.stride, other.norm, other.width, other.eps, a.round_bf16, other.out.data + t * other.out.stride,
+            other.quantized.bf16 != nullptr ? other.quantized.bf16 + t * other.quantized.stride : nullptr, shared);
     return;
   }
-  __shared__ float shared[33];
   const int c = threadIdx.x;
   const float x = raw.data[t * raw.stride + c];
   const float r = 1.0f / sqrtf(BlockSum(x * x, shared) / static_cast<float>(head_dim) + eps);
@@ -153,9 +154,10 @@ unsigned Count(int64_t n) { return static_cast<unsigned>(n); }
 
 }  // namespace
 
-void LaunchRopeTable(cudaStream_t stream, const int32_t* positions, int64_t count, const float* inv_freq, int rope_dim, float* table) {
-  const int64_t n = count * (rope_dim / 2);
-  Start(RopeTableKernel, Count((n + 63) / 64), 64, 0, stream, positions, count, inv_freq, rope_dim / 2, table);
+void LaunchRopeTables(cudaStream_t stream, const RopeTableList& list) {
+  int64_t most = 0;
+  for (int i = 0; i < list.count; ++i) most = std::max(most, list.tables[i].count * (list.rope_dim / 2));
+  Start(RopeTableKernel, dim3(Count((most + 63) / 64), Count(list.count)), 64, 0, stream, list);
 }
 
 void LaunchRope(cudaStream_t stream, bool round, F x, int64_t rows, int heads, int head_dim, int rope_dim, const float* table) {
@@ -169,10 +171,9 @@ void LaunchIndexQuery(cudaStream_t stream, const device::Arithmetic& a, F x, int
 }
 
 void LaunchWindowKeys(cudaStream_t stream, const device::Arithmetic& a, F raw, const float* norm, float eps, int64_t rows,
-                      int head_dim, int rope_dim, const float* table, F keys, F query, int heads) {
-  const int pairs = query.data != nullptr ? heads * (rope_dim / 2) : 0;
-  Start(WindowKeysKernel, dim3(1 + (pairs + head_dim - 1) / head_dim, Count(rows)), head_dim, 0, stream, a, raw, norm, eps, head_dim, rope_dim,
-                                                                                                      table, keys, query, heads);
+                      int head_dim, int rope_dim, const float* table, F keys, const NormPart& other) {
+  Start(WindowKeysKernel, dim3(other.in.data != nullptr ? 2 : 1, Count(rows)), head_dim, 0, stream, a, raw, norm, eps, head_dim, rope_dim, table, keys,
+        other);
 }
 
 void LaunchStoreWindow(cudaStream_t stream, const device::Step& step, const device::WindowRing& ring, int head_dim, F keys) {

@@ -40,6 +40,7 @@ constexpr int64_t WeightRowBytes(device::WeightFormat format, int64_t padded_col
 struct InputView {
   const void* values = nullptr;
   bool is_bf16 = false;
+  bool quantize = false;  // float32 that products with FP8 weights quantise as they read it
   int64_t rows = 0;
   int64_t stride = 0;
 };
@@ -103,6 +104,8 @@ void LaunchQuantize(cudaStream_t stream, F x, int64_t rows, int64_t cols, const 
 void LaunchPad(cudaStream_t stream, F x, int64_t rows, int64_t cols, int64_t padded, float* out);
 // y = x W^T. num_groups > 1: rows [g * rows / num_groups, ...) read columns [g * cols, ...) of x.
 void LaunchMatMul(cudaStream_t stream, const WeightView& w, const InputView& x, int num_groups, int64_t group_cols, bool round, F y);
+// Threads of a norm's block: the order of its sums.
+int NormThreads(int64_t width);
 void LaunchRmsNorm(cudaStream_t stream, bool round, F in, const float* norm, int64_t rows, int64_t width, float eps, F out,
                    const QuantizedOut& quantized);
 void LaunchScale(cudaStream_t stream, bool round, F x, int64_t rows, int64_t width, float factor);
@@ -110,13 +113,31 @@ void LaunchAddFloats(cudaStream_t stream, const float* x, int64_t n, float* sum)
 void LaunchArgMax(cudaStream_t stream, const float* x, int64_t rows, int64_t width, int64_t stride, int32_t* ids, int64_t ids_stride);
 
 // ---- keys.cu ------------------------------------------------------------------------------------------------------------
-void LaunchRopeTable(cudaStream_t stream, const int32_t* positions, int64_t count, const float* inv_freq, int rope_dim, float* table);
+struct RopeTableList {
+  struct {
+    const int32_t* positions;
+    const float* inv_freq;
+    float* table;
+    int64_t count;
+  } tables[4];
+  int32_t count = 0;
+  int32_t rope_dim = 0;
+};
+void LaunchRopeTables(cudaStream_t stream, const RopeTableList& list);
 void LaunchRope(cudaStream_t stream, bool round, F x, int64_t rows, int heads, int head_dim, int rope_dim, const float* table);
 void LaunchIndexQuery(cudaStream_t stream, const device::Arithmetic& a, F x, int64_t rows, int heads, int dim, int rope_dim,
                       const float* table);
-// Window keys, and the rotation of `query` (data null: none) in the same kernel.
+// Window keys, and a norm that does not depend on them (in.data null: none) in the same kernel.
+struct NormPart {
+  F in;
+  const float* norm = nullptr;
+  int64_t width = 0;
+  float eps = 0;
+  F out;
+  QuantizedOut quantized;
+};
 void LaunchWindowKeys(cudaStream_t stream, const device::Arithmetic& a, F raw, const float* norm, float eps, int64_t rows,
-                      int head_dim, int rope_dim, const float* table, F keys, F query, int heads);
+                      int head_dim, int rope_dim, const float* table, F keys, const NormPart& other);
 void LaunchStoreWindow(cudaStream_t stream, const device::Step& step, const device::WindowRing& ring, int head_dim, F keys);
 void LaunchPoolPairs(cudaStream_t stream, bool round, const device::Step& step, const float* products, int head_dim,
                      int64_t ring_offset, int ring_rows, const device::NewGroup* groups, int64_t num_groups, F latent);
@@ -132,8 +153,9 @@ void LaunchSelect(cudaStream_t stream, const device::Step& step, const device::S
                   float* scores, float* blocks);
 
 // ---- attention.cu -------------------------------------------------------------------------------------------------------
-// max_block: the most rows of a draft block.
-void LaunchAttention(cudaStream_t stream, const device::Arithmetic& a, const device::Step& step, const device::AttentionArgs& args);
+// Whether the kernel for these heads can rotate the queries itself.
+bool AttentionRotates(const device::AttentionArgs& args);
+void LaunchAttention(cudaStream_t stream, const device::Arithmetic& a, const device::Step& step, const device::AttentionArgs& args, bool rotates);
 
 // ---- experts.cu ---------------------------------------------------------------------------------------------------------
 struct ExpertView {
@@ -146,6 +168,9 @@ struct ExpertBankView {
   ExpertView routed, shared;  // `routed`: expert 0
   int64_t gate_up_bytes = 0, gate_up_scale_bytes = 0, down_bytes = 0, down_scale_bytes = 0;  // from expert to expert
 };
+// The products too, where experts are few and inputs short: no LaunchMatMul before it.
+bool IsSmallRouter(const WeightView& gate);
+void LaunchSmallRoute(cudaStream_t stream, const device::RouterArgs& args, const WeightView& gate, const InputView& x, int64_t rows);
 void LaunchRouteChoice(cudaStream_t stream, const device::RouterArgs& args, int num_experts, int64_t rows);
 // act: [rows * (num_chosen + 1), padded_inner] floats of scratch.
 void LaunchExperts(cudaStream_t stream, const device::Arithmetic& a, const ExpertBankView& bank, const device::ExpertArgs& args,

@@ -122,6 +122,19 @@ __device__ __forceinline__ float FakeFp4Pow2Lane(float v) {
   return RoundE2M1(v * Pow2(-e)) * Pow2(e);
 }
 
+// One row of an RMS norm by the whole block; `shared` has 33 floats.
+__device__ __forceinline__ void NormRow(const float* x, const float* norm, int64_t width, float eps, bool round, float* out, uint16_t* quantized,
+                                        float* shared) {
+  float sum = 0;
+  for (int64_t c = threadIdx.x; c < width; c += blockDim.x) sum = fmaf(x[c], x[c], sum);
+  const float r = 1.0f / sqrtf(BlockSum(sum, shared) / static_cast<float>(width) + eps);
+  for (int64_t c = threadIdx.x; c < width; c += blockDim.x) {
+    const float v = RoundIf(norm[c] * (x[c] * r), round);
+    out[c] = v;
+    if (quantized != nullptr) quantized[c] = static_cast<uint16_t>(__float_as_uint(FakeFp8Lane(v)) >> 16);
+  }
+}
+
 // Rotates the pair of this lane and its neighbour: channel c of a vector whose first rotated channel is `begin`.
 __device__ __forceinline__ float RotateLane(float v, int c, int begin, const float* cos, int half, float sign, bool round) {
   const float other = __shfl_xor_sync(0xffffffffu, v, 1);

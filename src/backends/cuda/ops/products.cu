@@ -16,8 +16,9 @@ int ThreadsFor(int64_t n) { return static_cast<int>(std::clamp<int64_t>((n + 31)
 template <device::WeightFormat kFormat, typename X, int kRows>
 __global__ void __launch_bounds__(kWarps * 32) MatMulKernel(WeightView w, const X* x, int64_t x_stride, int64_t rows, int64_t rows_per_group,
                                                            int64_t group_cols, bool round, F y) {
-  WaitForEarlier();
   const int64_t n = static_cast<int64_t>(blockIdx.x) * kWarps + (threadIdx.x >> 5);
+  if (n < w.rows) PrefetchWeights<kFormat>(w.data + n * WeightRowBytes(kFormat, w.padded_cols), w.padded_cols);
+  WaitForEarlier();
   if (n >= w.rows) return;
   const int64_t first = static_cast<int64_t>(blockIdx.y) * kRows;
   const uint8_t* row = w.data + n * WeightRowBytes(kFormat, w.padded_cols);
@@ -75,16 +76,8 @@ __global__ void RmsNormKernel(bool round, F in, const float* norm, int64_t width
   WaitForEarlier();
   __shared__ float shared[33];
   const int64_t t = blockIdx.x;
-  const float* x = in.data + t * in.stride;
-  float sum = 0;
-  for (int64_t c = threadIdx.x; c < width; c += blockDim.x) sum = fmaf(x[c], x[c], sum);
-  const float r = 1.0f / sqrtf(BlockSum(sum, shared) / static_cast<float>(width) + eps);
-  for (int64_t c = threadIdx.x; c < width; c += blockDim.x) {
-    const float v = RoundIf(norm[c] * (x[c] * r), round);
-    out.data[t * out.stride + c] = v;
-    if (quantized.bf16 != nullptr)
-      quantized.bf16[t * quantized.stride + c] = static_cast<uint16_t>(__float_as_uint(FakeFp8Lane(v)) >> 16);
-  }
+  NormRow(in.data + t * in.stride, norm, width, eps, round, out.data + t * out.stride,
+          quantized.bf16 != nullptr ? quantized.bf16 + t * quantized.stride : nullptr, shared);
 }
 
 __global__ void ScaleKernel(bool round, F x, int64_t width, float factor) {
@@ -147,13 +140,20 @@ void LaunchMatMul(cudaStream_t stream, const WeightView& w, const InputView& x, 
     case WeightFormat::kF32: with_input.template operator()<WeightFormat::kF32>(); break;
     case WeightFormat::kBf16: with_input.template operator()<WeightFormat::kBf16>(); break;
     case WeightFormat::kFp4Row32: with_input.template operator()<WeightFormat::kFp4Row32>(); break;
-    default: with_input.template operator()<WeightFormat::kFp8Block32>(); break;
+    default:
+      if (x.quantize) {
+        MatMulOf<WeightFormat::kFp8Block32, QuantizedFloat>(stream, w, x, rows_per_group, group_cols, round, y);
+      } else {
+        with_input.template operator()<WeightFormat::kFp8Block32>();
+      }
   }
 }
 
+int NormThreads(int64_t width) { return width <= 64 ? 64 : 512; }
+
 void LaunchRmsNorm(cudaStream_t stream, bool round, F in, const float* norm, int64_t rows, int64_t width, float eps, F out,
                    const QuantizedOut& quantized) {
-  Start(RmsNormKernel, static_cast<unsigned>(rows), ThreadsFor(width), 0, stream, round, in, norm, width, eps, out, quantized);
+  Start(RmsNormKernel, static_cast<unsigned>(rows), NormThreads(width), 0, stream, round, in, norm, width, eps, out, quantized);
 }
 
 void LaunchScale(cudaStream_t stream, bool round, F x, int64_t rows, int64_t width, float factor) {

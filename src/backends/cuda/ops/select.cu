@@ -15,6 +15,22 @@ using Candidates = device::SelectArgs::Candidates;
 
 __device__ __forceinline__ int VisibleGroups(const device::Step& step, int64_t t, int ratio) { return (step.positions[t] + 1) / ratio; }
 
+// Whether group g lies in a candidate block of the row: a binary search in the ascending list.
+__device__ __forceinline__ bool IsCandidate(const device::SelectArgs& args, int64_t t, int g) {
+  const int32_t* blocks = args.candidates + t * args.keep_blocks;
+  const int wanted = g / args.block_size, count = args.num_candidates[t];
+  int low = 0, high = count;
+  while (low < high) {
+    const int middle = (low + high) / 2;
+    if (blocks[middle] < wanted) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return low < count && blocks[low] == wanted;
+}
+
 // One thread a group, all heads. Shared memory: the row's query, [dim][kHeads] so that heads lie side by side, and weights.
 template <int kHeads>
 __global__ void __launch_bounds__(kScoreThreads) ScoreKernel(device::Step step, device::SelectArgs args, int64_t first_row, int64_t stride,
@@ -37,23 +53,9 @@ __global__ void __launch_bounds__(kScoreThreads) ScoreKernel(device::Step step, 
   __syncthreads();
   const int g = begin + threadIdx.x;
   if (g >= visible) return;
-  if (args.role == Candidates::kConsume && args.trace_scores == nullptr && args.num_candidates[t] >= 0) {
-    // Not asked for outside the candidate blocks: a binary search in the ascending list.
-    const int32_t* blocks = args.candidates + t * args.keep_blocks;
-    const int wanted = g / args.block_size;
-    int low = 0, high = args.num_candidates[t];
-    while (low < high) {
-      const int middle = (low + high) / 2;
-      if (blocks[middle] < wanted) {
-        low = middle + 1;
-      } else {
-        high = middle;
-      }
-    }
-    if (low >= args.num_candidates[t] || blocks[low] != wanted) {
-      scores[blockIdx.y * stride + g] = -INFINITY;
-      return;
-    }
+  if (args.role == Candidates::kConsume && args.trace_scores == nullptr && args.num_candidates[t] >= 0 && !IsCandidate(args, t, g)) {
+    scores[blockIdx.y * stride + g] = -INFINITY;
+    return;
   }
   const device::SequenceRows& rows = step.sequences[step.row_sequence[t]];
   const uint8_t* region = cache.pool + rows.block_table[g / cache.entries_per_block] * cache.block_stride + cache.index_offset;
@@ -106,6 +108,69 @@ __global__ void __launch_bounds__(kScoreThreads) ScoreKernel(device::Step step, 
     for (int i = 0; i < 8; ++i) lanes[i] += weights[h + i] * (dots[h + i] > 0.0f ? dots[h + i] : 0.0f);
   }
   scores[blockIdx.y * stride + g] = ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) + ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));
+}
+
+// The same sums for FP4 keys of 128 channels: four lanes a key, a block of 32 channels each, added in the order of the blocks.
+template <int kHeads>
+__global__ void __launch_bounds__(kScoreThreads) Score128Kernel(device::Step step, device::SelectArgs args, int64_t first_row, int64_t stride,
+                                                               float* scores) {
+  WaitForEarlier();
+  extern __shared__ float query[];  // [4][32][kHeads], blocks padded against bank conflicts
+  constexpr int kBlock = 32 * kHeads + 4;
+  const int64_t t = first_row + blockIdx.y;
+  const device::KeyCache& cache = args.cache;
+  const int visible = VisibleGroups(step, t, cache.ratio), begin = blockIdx.x * (kScoreThreads / 4);
+  if (begin >= visible || (visible <= args.topk && args.trace_scores == nullptr)) return;
+  float* weights = query + 4 * kBlock;
+  const float* q = static_cast<const float*>(args.query.data) + t * args.query.stride;
+  const float* w = static_cast<const float*>(args.weight.data) + t * args.weight.stride;
+  for (int i = threadIdx.x; i < 128 * kHeads; i += kScoreThreads) {
+    const int h = i / 128, d = i % 128;
+    query[d / 32 * kBlock + d % 32 * kHeads + h] = h < args.heads ? q[h * 128 + d] : 0.0f;
+  }
+  for (int h = threadIdx.x; h < kHeads; h += kScoreThreads) weights[h] = h < args.heads ? w[h] : 0.0f;
+  __syncthreads();
+  const int g = min(begin + static_cast<int>(threadIdx.x >> 2), visible - 1), b = threadIdx.x & 3;
+  const device::SequenceRows& rows = step.sequences[step.row_sequence[t]];
+  const uint8_t* region = cache.pool + rows.block_table[g / cache.entries_per_block] * cache.block_stride + cache.index_offset;
+  const int entry = g % cache.entries_per_block;
+  const uint4 codes = *reinterpret_cast<const uint4*>(region + entry * 64 + b * 16);
+  const float s = ScaleOf(region[cache.entries_per_block * 64 + entry * 4 + b]);
+  const uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
+  float part[kHeads];
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h) part[h] = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      const float k = DecodeE2M1((words[i] >> (4 * j)) & 15u);
+      const float* at = query + b * kBlock + (i * 8 + j) * kHeads;
+#pragma unroll
+      for (int h = 0; h < kHeads; h += 4) {
+        const float4 v = *reinterpret_cast<const float4*>(at + h);
+        part[h] = fmaf(k, v.x, part[h]);
+        part[h + 1] = fmaf(k, v.y, part[h + 1]);
+        part[h + 2] = fmaf(k, v.z, part[h + 2]);
+        part[h + 3] = fmaf(k, v.w, part[h + 3]);
+      }
+    }
+  }
+  float lanes[8] = {};
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h) {
+    const float own = part[h] * s;
+    const int first = threadIdx.x & 28;
+    float dot = 0.0f + __shfl_sync(~0u, own, first);
+    dot += __shfl_sync(~0u, own, first + 1);
+    dot += __shfl_sync(~0u, own, first + 2);
+    dot += __shfl_sync(~0u, own, first + 3);
+    lanes[h & 7] += weights[h] * (dot > 0.0f ? dot : 0.0f);
+  }
+  if (b != 0 || begin + static_cast<int>(threadIdx.x >> 2) >= visible) return;
+  float score = ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) + ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));
+  if (args.role == Candidates::kConsume && args.trace_scores == nullptr && args.num_candidates[t] >= 0 && !IsCandidate(args, t, g)) score = -INFINITY;
+  scores[blockIdx.y * stride + g] = score;
 }
 
 // Order-preserving integer of a float; -0 counts as 0.
@@ -262,6 +327,12 @@ __global__ void __launch_bounds__(kSelectThreads) ChooseKernel(device::Step step
 
 template <int kHeads>
 void LaunchScores(cudaStream_t stream, const device::Step& step, const device::SelectArgs& args, int64_t first_row, int64_t rows, float* scores) {
+  if (args.cache.index_dim == 128 && args.cache.index_format == device::KeyFormat::kFp4Pow2 && kHeads <= 32) {
+    constexpr int kKeys = kScoreThreads / 4;
+    Start(Score128Kernel<kHeads>, dim3(static_cast<unsigned>((args.max_groups + kKeys - 1) / kKeys), static_cast<unsigned>(rows)), kScoreThreads,
+          (4 * (32 * kHeads + 4) + kHeads) * sizeof(float), stream, step, args, first_row, args.max_groups, scores);
+    return;
+  }
   const size_t bytes = static_cast<size_t>(args.cache.index_dim + 1) * kHeads * sizeof(float);
   cudaFuncSetAttribute(ScoreKernel<kHeads>, cudaFuncAttributeMaxDynamicSharedMemorySize, 96 << 10);
   const auto blocks = static_cast<unsigned>((args.max_groups + kScoreThreads - 1) / kScoreThreads);

@@ -81,7 +81,7 @@ __global__ void EngramKernel(bool round, F kv, const float* qk, const uint8_t* i
 
 // ---- hyper-connections --------------------------------------------------------------------------------------------------
 
-constexpr int64_t kMixChunk = 1024;  // values of a row that one block multiplies
+constexpr int64_t kMixChunk = 256;  // values of a row that one block multiplies
 constexpr int kMixThreads = 256;
 
 // partial[t][chunk][0..outputs) = products of the chunk, [outputs] = its sum of squares.
@@ -91,11 +91,17 @@ __global__ void MixPartialKernel(const float* fn, F trunk, int64_t n, int output
   const float* x = trunk.data + t * trunk.stride;
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   float* out = partial + (t * chunks + blockIdx.x) * (outputs + 1);
-  // A warp has its outputs for itself: no sums across warps.
+  // A warp has its outputs for itself: no sums across warps. A lane has 8 neighbouring values.
+  const int64_t at = begin + 8 * lane;
+  float v[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) v[i] = at + i < end ? x[at + i] : 0.0f;
+#pragma unroll 4
   for (int o = warp; o <= outputs; o += kMixThreads / 32) {
     const float* f = o < outputs ? fn + o * n : x;
     float sum = 0;
-    for (int64_t c = begin + lane; c < end; c += 32) sum = fmaf(x[c], f[c], sum);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) sum = fmaf(v[i], at + i < end ? f[at + i] : 0.0f, sum);
     sum = WarpSum(sum);
     if (lane == 0) out[o] = sum;
   }
@@ -110,6 +116,7 @@ __global__ void MixFinishKernel(const float* partial, int chunks, int64_t n, int
   const int outputs = m * (m + 2);
   for (int o = threadIdx.x; o <= outputs; o += 32) {
     float sum = 0;
+#pragma unroll 8
     for (int c = 0; c < chunks; ++c) sum += partial[(t * chunks + c) * (outputs + 1) + o];
     g[o] = sum;
   }
