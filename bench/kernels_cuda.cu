@@ -164,6 +164,7 @@ int main(int argc, char** argv) {
     return wanted.empty() || std::find(wanted.begin(), wanted.end(), name) != wanted.end();
   };
   if (wants("dense")) deepinfer::bench::BenchDense(quick);
+  if (!wanted.empty() && wants("profile-experts")) deepinfer::bench::ProfileExperts();
   if (wants("experts")) deepinfer::bench::BenchExperts(quick);
   if (wants("attention")) deepinfer::bench::BenchAttention(quick);
 #ifndef DI_NO_INDEXER

@@ -103,6 +103,7 @@ void Check(const std::string& what, double error, double limit);
 bool AnyFailed();
 
 void BenchExperts(bool quick);
+void ProfileExperts();  // one call of some sizes, for a profiler
 void BenchDense(bool quick);
 void BenchAttention(bool quick);
 void BenchIndexer(bool quick);

@@ -177,6 +177,17 @@ std::vector<float> Reference(const Bank& bank, const std::vector<int32_t>& chose
 
 }  // namespace
 
+void ProfileExperts() {
+  const Bank bank;
+  DeviceArray<__nv_bfloat16> x(int64_t{4096} * kH);
+  FillNormal(x.data(), x.size(), 1.0f, 77);
+  for (const int m : {1, 256, 4096}) {
+    Call call(bank, Routing(m, 3), m, x.data(), true);
+    call.Run(nullptr);
+    DI_CUDA(cudaDeviceSynchronize());
+  }
+}
+
 void BenchExperts(bool quick) {
   const Bank bank;
   constexpr int kMaxRows = 4096;
@@ -225,6 +236,11 @@ void BenchExperts(bool quick) {
     for (size_t i = 0; i < out.size(); ++i) different += !(out[i] == all[i]);
     Check("experts, wide form, other bits", different, 0);
     Check("experts, wide form", RelativeError(out, all), 5e-3);
+    call.args.fast = true;
+    call.out.Poison();
+    call.Run(nullptr);
+    DI_CUDA(cudaDeviceSynchronize());
+    Check("experts, wide form, fast", RelativeError(call.out.Host(), all), 5e-3);
   }
 
   for (const int m : {1, 8, 64, 256, 1024, 4096}) {
@@ -242,9 +258,19 @@ void BenchExperts(bool quick) {
     DI_CUDA(cudaDeviceSynchronize());
     const double pairs = 2.0 * m * kChosen * kI * kH;
     const std::string more = "\"distinct_experts\":" + std::to_string(experts);
-    for (const bool dependent : {false, true}) {
-      for (Call& c : calls) c.args.dependent = dependent;
-      const std::string suffix = dependent ? ", dependent launch" : "";
+    for (const int kind : {0, 1, 2}) {
+      const bool fast = kind == 2;
+      if (fast && m < 1024) continue;
+      if (kind == 1 && m >= 1024) continue;
+      for (Call& c : calls) {
+        c.args.dependent = kind == 1;
+        c.args.fast = fast;
+        if (fast) {
+          DI_CUDA(LaunchExpertPlan(c.args, nullptr));
+          DI_CUDA(cudaDeviceSynchronize());
+        }
+      }
+      const std::string suffix = kind == 1 ? ", dependent launch" : fast ? ", fast" : "";
       const auto at = [&](int i) -> Call& { return calls[static_cast<size_t>(i)]; };
       const int replays = quick ? 7 : 15;
       Timing t = Time(nodes, [&](int i, cudaStream_t s) { DI_CUDA(LaunchExpertGateUp(at(i).args, s)); }, replays);

@@ -129,6 +129,8 @@ constexpr int kRowsAtOnce = 8;
 // One warp decodes its 16 keys of a split; a lane has 16 channels of each.
 __device__ __forceinline__ void LoadFp4Keys(uint64_t addresses, int first_row, int lane, uint8_t* tile) {
   const bool swapped = lane / 4 & 1;  // lanes of odd panels store their chunks the other way round: no bank conflicts
+  tile += (lane >> 2) * kPanelBytes + first_row * 128;
+  const uint32_t chunk = (((lane * 2) & 7) ^ swapped) << 4;  // in row 0 of eight
 #pragma unroll 1
   for (int first = 0; first < 16; first += kRowsAtOnce) {
     uint2 codes[kRowsAtOnce];
@@ -142,10 +144,9 @@ __device__ __forceinline__ void LoadFp4Keys(uint64_t addresses, int first_row, i
 #pragma unroll
     for (int j = 0; j < kRowsAtOnce; ++j) {
       const uint32_t s = Fp4Scale(scales[j]);
-      uint8_t* to = tile + (lane >> 2) * kPanelBytes + (first_row + first + j) * 128;
-      const int chunk = ((lane * 2) & 7) ^ ((first_row + first + j) & 7);
-      *reinterpret_cast<uint4*>(to + ((chunk ^ swapped) << 4)) = DecodeNibbles(swapped ? codes[j].y : codes[j].x, s);
-      *reinterpret_cast<uint4*>(to + ((chunk ^ !swapped) << 4)) = DecodeNibbles(swapped ? codes[j].x : codes[j].y, s);
+      uint8_t* const row = tile + first * 128 + j * 128;
+      *reinterpret_cast<uint4*>(row + (chunk ^ (j << 4))) = DecodeNibbles(swapped ? codes[j].y : codes[j].x, s);
+      *reinterpret_cast<uint4*>(row + (chunk ^ (j << 4) ^ 16)) = DecodeNibbles(swapped ? codes[j].x : codes[j].y, s);
     }
   }
 }
@@ -332,22 +333,29 @@ __global__ void __launch_bounds__(kThreads, 1) AttentionKernel(const __grid_cons
   const int head = (warp % 4) * 16 + g;
   const float factor = rsqrtf(static_cast<float>(kDim)) * kLog2e * kKeyFactor;
   uint32_t count = 0;
-  for (int row = first_row; row < a.rows; row += row_step) {
-    // The query: 64 heads in panels like the keys. Products with the one before are done, or nobody has come here yet.
-    {
-      NamedSync(1, 256);
-      const __nv_bfloat16* from = a.query + row * a.ldq;
+  // 64 heads in panels like the keys.
+  const auto load_query = [&](int row) {
+    const __nv_bfloat16* from = a.query + row * a.ldq;
 #pragma unroll 8
-      for (int i = threadIdx.x; i < kHeads * kDim / 8; i += 256)
-        AsyncCopy16(SmemAddr(smem) + TileOffset(i / 64, i % 64), from + i * 8, true);
-      AsyncCommit();
-    }
-    const RowKeys keys = KeysOf(a, row);
+    for (int i = threadIdx.x; i < kHeads * kDim / 8; i += 256)
+      AsyncCopy16(SmemAddr(smem) + TileOffset(i / 64, i % 64), from + i * 8, true);
+    AsyncCommit();
+  };
+  RowKeys ahead = {};
+  if (first_row < a.rows) ahead = KeysOf(a, first_row);
+  for (int row = first_row; row < a.rows; row += row_step) {
+    if (row == first_row) load_query(row);
+    const RowKeys keys = ahead;
     const int splits = (keys.num_keys + kKeys - 1) / kKeys;
     const int last_split = kIsSplit ? min(splits, only_split + 1) : splits;
+    const int next_row = row + row_step;
     AsyncWait<0>();
     AsyncProxyFence();
     NamedSync(1, 256);
+    if (next_row < a.rows) {
+      ahead = KeysOf(a, next_row);
+      if (only_split >= last_split) load_query(next_row);
+    }
     float values[kChunks][32];
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
@@ -379,6 +387,8 @@ __global__ void __launch_bounds__(kThreads, 1) AttentionKernel(const __grid_cons
 #pragma unroll
       for (int i = 0; i < 8; ++i) mine[i * 128] = make_float4(z[4 * i], z[4 * i + 1], z[4 * i + 2], z[4 * i + 3]);
       NamedSync(1, 256);
+      // Both warpgroups are done with this query.
+      if (s + 1 == last_split && next_row < a.rows) load_query(next_row);
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         const float4 o = theirs[i * 128];
@@ -461,14 +471,41 @@ __global__ void __launch_bounds__(kThreads, 1) AttentionKernel(const __grid_cons
       float inverse[2];
 #pragma unroll
       for (int r = 0; r < 2; ++r) inverse[r] = kKeyFactor * __frcp_rn(Denominator(merged[r], a.sink[head + 8 * r]));
+      if constexpr (kIsPlain) {
+        float cosine[8], sine[8];
+        if (group == 1) {
 #pragma unroll
-      for (int c = 0; c < kChunks; ++c) {
+          for (int j = 0; j < 8; ++j) {
+            cosine[j] = a.rope[int64_t{row} * 64 + 4 * j + t];
+            sine[j] = a.rope[int64_t{row} * 64 + 32 + 4 * j + t];
+          }
+        }
+        __nv_bfloat16* out = static_cast<__nv_bfloat16*>(a.out) + row * a.ldo + head * kDim + group * 256 + 2 * t;
+        asm volatile("" : "+l"(out));  // addresses are made here, not kept from before
 #pragma unroll
-        for (int i = 0; i < 32; i += 2) {
-          const int r = (i / 2) & 1;
-          const int column = (group * 4 + c) * 64 + (i / 4) * 8 + 2 * t;
-          StorePair<kIsPlain>(a, row, row * a.ldo + int64_t{head + 8 * r} * kDim, column, values[c][i] * inverse[r],
-                              values[c][i + 1] * inverse[r]);
+        for (int c = 0; c < kChunks; ++c) {
+#pragma unroll
+          for (int i = 0; i < 32; i += 2) {
+            const int r = (i / 2) & 1, j = i / 4;
+            float x = values[c][i] * inverse[r], y = values[c][i + 1] * inverse[r];
+            if (c == kChunks - 1 && group == 1) {
+              x = RoundBf16(x), y = RoundBf16(y);
+              const float rx = x * cosine[j] + y * sine[j], ry = y * cosine[j] - x * sine[j];
+              x = rx, y = ry;
+            }
+            *reinterpret_cast<uint32_t*>(out + c * 64 + j * 8 + r * 8 * kDim) = PackBf16(x, y);
+          }
+        }
+      } else {
+#pragma unroll
+        for (int c = 0; c < kChunks; ++c) {
+#pragma unroll
+          for (int i = 0; i < 32; i += 2) {
+            const int r = (i / 2) & 1;
+            const int column = (group * 4 + c) * 64 + (i / 4) * 8 + 2 * t;
+            StorePair<false>(a, row, row * a.ldo + int64_t{head + 8 * r} * kDim, column, values[c][i] * inverse[r],
+                             values[c][i + 1] * inverse[r]);
+          }
         }
       }
     }
@@ -514,7 +551,7 @@ cudaError_t LaunchSparseAttention(const SparseAttentionArgs& args, cudaStream_t 
     return cudaErrorInvalidValue;
   if (args.rows == 0) return cudaSuccess;
   const int splits = std::max(1, (args.max_keys + kKeys - 1) / kKeys);
-  const bool is_plain = args.out_type == OutputType::kBf16 && args.unrotated == nullptr;
+  const bool is_plain = args.out_type == OutputType::kBf16 && args.unrotated == nullptr && args.rope_dim == 64;
   if (args.workspace != nullptr && args.rows * splits * kColumnParts <= std::max(kMaxSplitBlocks, splits * kColumnParts)) {
     Workspace ws;
     ws.values = static_cast<float*>(args.workspace);

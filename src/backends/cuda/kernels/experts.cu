@@ -103,20 +103,22 @@ struct Walk {
   const StreamArgs& a;
   WarpRing<G>& ring;
   int warp, lane, end;
-  // The next chunk to ask for.
+  // The next chunk to ask for, and how many follow it in its matrix.
   int ahead;
-  int ahead_job = -1;
-  const uint8_t* ahead_matrix = nullptr;
+  const uint8_t* ahead_chunk = nullptr;
+  int ahead_left = 0;
 
-  __device__ const uint8_t* NextChunk() {
-    if (ahead >= end) return nullptr;
-    const int job = ahead / kUnits;
-    if (job != ahead_job) {
-      ahead_job = job;
-      ahead_matrix = (kIsGateUp ? a.jobs[job].gate_up : a.jobs[job].down) + warp * G::kChunkBytes;
+  __device__ __forceinline__ const uint8_t* NextChunk() {
+    if (ahead_left == 0) {
+      if (ahead >= end) return nullptr;
+      const int job = ahead / kUnits, in_job = ahead - job * kUnits;
+      ahead_left = min(end - ahead, kUnits - in_job);
+      ahead_chunk = (kIsGateUp ? a.jobs[job].gate_up : a.jobs[job].down) + warp * G::kChunkBytes + int64_t{in_job} * G::kUnitBytes;
+      ahead += ahead_left;
     }
-    const uint8_t* chunk = ahead_matrix + int64_t{ahead - job * kUnits} * G::kUnitBytes;
-    ++ahead;
+    --ahead_left;
+    const uint8_t* chunk = ahead_chunk;
+    ahead_chunk += G::kUnitBytes;
     return chunk;
   }
 
@@ -283,7 +285,7 @@ cudaError_t LaunchExpertPlan(const ExpertsArgs& args, cudaStream_t stream) {
   if (!IsServed(args)) return cudaErrorInvalidValue;
   return Launch(PlanKernel, dim3(1), dim3(kPlanThreads), 0, stream, args.dependent, args.plan, args.chosen,
                 args.rows * args.num_chosen, args.num_experts, args.gate_up, args.down,
-                IsWide(args) ? kWideJobRows : kStreamJobRows);
+                !IsWide(args) ? kStreamJobRows : args.fast ? kFastJobRows : kWideJobRows);
 }
 
 cudaError_t LaunchExpertGateUp(const ExpertsArgs& args, cudaStream_t stream) {

@@ -21,7 +21,8 @@ inline constexpr int kExpertHidden = 5120;
 inline constexpr int kExpertWidth = 2304;
 inline constexpr int kMaxPlannedExperts = 1024;
 inline constexpr int kStreamJobRows = 16;  // rows of a job of the kernels for few rows an expert
-inline constexpr int kWideJobRows = 80;    // ... of those for many
+inline constexpr int kWideJobRows = 64;    // ... of those for many
+inline constexpr int kFastJobRows = 96;    // ... when `fast`
 
 inline PackedLayout ExpertGateUpLayout() { return LayoutOf(PackedKind::kFp4, 2 * kExpertWidth, kExpertHidden); }
 inline PackedLayout ExpertDownLayout() { return LayoutOf(PackedKind::kFp4, kExpertHidden, kExpertWidth); }
@@ -70,10 +71,11 @@ struct ExpertsArgs {
   OutputType out_type = OutputType::kBf16;
   bool dependent = false;        // programmatic dependent launch
   ExpertForm form = ExpertForm::kAuto;
+  bool fast = false;  // wide form: float32 sums over all of K in one go, on up to 96 rows; other bits than the stream form
 };
 
 // In this order on one stream. Products come in two forms with the same bits: weights streamed past up to 16 rows at a time,
-// or wgmma on up to 80. `rows` and num_experts decide (many rows an expert); `form` overrides, the same for plan and products.
+// or wgmma on up to 64. `rows` and num_experts decide (many rows an expert); `form` overrides, the same for plan and products.
 cudaError_t LaunchExpertPlan(const ExpertsArgs& args, cudaStream_t stream);
 cudaError_t LaunchExpertGateUp(const ExpertsArgs& args, cudaStream_t stream);
 cudaError_t LaunchExpertDown(const ExpertsArgs& args, cudaStream_t stream);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Expert products with many rows an expert: wgmma over jobs of up to 80 rows.
+// Expert products with many rows an expert: wgmma over jobs of up to 64 rows (96 when `fast`).
 #include <algorithm>
 
 #include "backends/cuda/kernels/experts.h"
@@ -11,7 +11,6 @@
 namespace deepinfer::cuda {
 namespace {
 
-constexpr int kMaxTokens = kWideJobRows;
 using GateUp = Geometry<PackedKind::kFp4, 16, 10, 10>;
 using Down = Geometry<PackedKind::kFp4, 8, 9, 9>;
 
@@ -29,7 +28,7 @@ struct WideArgs {
 };
 
 // SwiGLU of the 32 channels of each tile of 64 rows: lane 4g + t of warp w has gate and up of channel 8w + g.
-template <int kN>
+template <int kN, int kMaxTokens>
 __device__ __forceinline__ void StoreGateUp(const WideArgs& a, const ExpertJob& job, int channel, float (&sums)[2][kN / 2], float* maxima) {
   const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   maxima += group * 4 * kMaxTokens;
@@ -106,9 +105,10 @@ __device__ __forceinline__ void StoreDown(const WideArgs& a, const ExpertJob& jo
   }
 }
 
-template <typename G, bool kIsGateUp>
+template <typename G, bool kIsGateUp, bool kFast>
 __global__ void __launch_bounds__(kWideThreads, 1) ExpertWideKernel(const __grid_constant__ WideArgs a) {
   extern __shared__ uint8_t raw_smem[];
+  constexpr int kMaxTokens = kFast ? kFastJobRows : kWideJobRows;
   using S = WideSmem<G, kMaxTokens, 2>;
   uint8_t* const smem = AlignedSmem<S>(raw_smem);
   uint64_t* const full = reinterpret_cast<uint64_t*>(smem + S::kBarrierOffset);
@@ -150,9 +150,9 @@ __global__ void __launch_bounds__(kWideThreads, 1) ExpertWideKernel(const __grid
     const int first = w % kTiles * S::kRows;
     const auto run = [&]<int kN>(Wgmma<kN>) {
       float sums[2][kN / 2];
-      consumer.template Multiply<kN, true, 1>(sums);
+      consumer.template Multiply<kN, !kFast, 1>(sums);
       if constexpr (kIsGateUp) {
-        StoreGateUp<kN>(a, job, first / 2, sums, maxima);
+        StoreGateUp<kN, kMaxTokens>(a, job, first / 2, sums, maxima);
       } else {
         StoreDown<kN>(a, job, first, sums);
       }
@@ -161,8 +161,12 @@ __global__ void __launch_bounds__(kWideThreads, 1) ExpertWideKernel(const __grid
       run(Wgmma<32>{});
     } else if (job.count <= 64) {
       run(Wgmma<64>{});
-    } else {
-      run(Wgmma<80>{});
+    } else if constexpr (kFast) {
+      if (job.count <= 80) {
+        run(Wgmma<80>{});
+      } else {
+        run(Wgmma<96>{});
+      }
     }
   }
 }
@@ -171,8 +175,10 @@ template <typename G, bool kIsGateUp>
 cudaError_t LaunchWide(const ExpertsArgs& args, const __nv_bfloat16* x, int64_t ldx, void* out, cudaStream_t stream) {
   const WideArgs a{args.plan.num_jobs, args.plan.jobs,     args.plan.slot_pair, x,  ldx, args.num_chosen,
                    args.weights,       args.swiglu_limit, args.round_bf16,     out};
-  return Launch(ExpertWideKernel<G, kIsGateUp>, dim3(NumMultiprocessors()), dim3(kWideThreads), WideSmem<G, kMaxTokens, 2>::kBytes,
-                stream, args.dependent, a);
+  const dim3 grid(NumMultiprocessors()), block(kWideThreads);
+  if (args.fast)
+    return Launch(ExpertWideKernel<G, kIsGateUp, true>, grid, block, WideSmem<G, kFastJobRows, 2>::kBytes, stream, args.dependent, a);
+  return Launch(ExpertWideKernel<G, kIsGateUp, false>, grid, block, WideSmem<G, kWideJobRows, 2>::kBytes, stream, args.dependent, a);
 }
 
 }  // namespace

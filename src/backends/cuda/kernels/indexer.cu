@@ -14,8 +14,13 @@ constexpr int kTileKeys = 16;
 constexpr int kPieceTiles = 4;
 constexpr int kScoreThreads = 256;
 constexpr int kListCapacity = 8192;
-constexpr int kSelectThreads = 1024;
+constexpr int kSelectThreads = 256;
+constexpr int kSelectWarps = kSelectThreads / 32;
+constexpr int kMaxParts = 64;        // blocks that filter a row
+constexpr int kSegmentCapacity = 1024;
+constexpr int kMaxSegments = kMaxParts * kSelectWarps;
 constexpr int kMaxPieces = 16384;   // that the bound is made from
+constexpr int kMaxChosen = 2048;
 constexpr float kKeyFactor = 0x1p63f;
 
 // One selection over scores: of groups, or of candidate blocks.
@@ -24,12 +29,14 @@ struct Lists {
   float* maxima;      // [rows, stride / 16 rounded up]
   int64_t stride;
   int64_t maxima_stride;
-  int32_t* list;      // [rows, kListCapacity] numbers
-  int32_t* count;     // [rows]
+  // Scores that reach the bound, in segments of ascending numbers: a warp of the filter fills one.
+  uint2* list;        // [rows, segments, kSegmentCapacity] number, key
+  int32_t* count;     // [rows, segments]; more than the capacity: the list is void
 };
 struct Workspace {
   Lists groups;
   Lists blocks;
+  int segments;
 };
 
 struct RowInfo {
@@ -76,11 +83,12 @@ __global__ void __launch_bounds__(kScoreThreads, 2) ScoreKernel(const __grid_con
   const int row = blockIdx.y;
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const RowInfo info = InfoOf(a, row);
-  if (threadIdx.x == 0 && blockIdx.x == 0) ws.groups.count[row] = ws.blocks.count[row] = 0;
   const int num_blocks = (info.visible + kBlockGroups - 1) / kBlockGroups;
   const bool makes_blocks = a.role == IndexerArgs::Role::kProduce && num_blocks > a.keep_blocks;
   if (info.visible <= a.topk) return;  // all of them are chosen
-  const int num_pieces = (info.num_scored + kTileKeys * kPieceTiles - 1) / (kTileKeys * kPieceTiles);
+  const bool fine = info.num_scored <= kMaxPieces * kTileKeys;  // a maximum per tile, else per piece
+  const int piece_tiles = fine ? 1 : kPieceTiles;
+  const int num_pieces = (info.num_scored + kTileKeys * piece_tiles - 1) / (kTileKeys * piece_tiles);
   const int first_piece = blockIdx.x * (kScoreThreads / 32) + threadIdx.x / 32;
   if (first_piece >= num_pieces) return;
 
@@ -132,16 +140,15 @@ __global__ void __launch_bounds__(kScoreThreads, 2) ScoreKernel(const __grid_con
   float* const scores = ws.groups.scores + row * ws.groups.stride;
   float* const maxima = ws.groups.maxima + row * ws.groups.maxima_stride;
   float* const blocks = ws.blocks.scores + row * ws.blocks.stride;
-  const bool fine = info.num_scored <= kMaxPieces * kTileKeys;  // a maximum per tile, else per piece
   const int step = gridDim.x * (kScoreThreads / 32);
-  TileLoad next = load(first_piece * kPieceTiles);
+  TileLoad next = load(first_piece * piece_tiles);
   for (int piece = first_piece; piece < num_pieces; piece += step) {
     float piece_max = -INFINITY;
 #pragma unroll 1
-    for (int i = 0; i < kPieceTiles; ++i) {
-      const int tile = piece * kPieceTiles + i;
+    for (int i = 0; i < piece_tiles; ++i) {
+      const int tile = piece * piece_tiles + i;
       const TileLoad now = next;
-      const int next_tile = i + 1 < kPieceTiles ? tile + 1 : (piece + step) * kPieceTiles;
+      const int next_tile = i + 1 < piece_tiles ? tile + 1 : (piece + step) * piece_tiles;
       if (next_tile * kTileKeys < info.num_scored) next = load(next_tile);
       const uint32_t s0 = (now.scale0 + 63u) * 0x00800080u, s1 = (now.scale1 + 63u) * 0x00800080u;  // 126 for codes, -63
       float acc[4][4] = {};
@@ -193,24 +200,43 @@ __global__ void __launch_bounds__(kScoreThreads, 2) ScoreKernel(const __grid_con
   }
 }
 
-__device__ __forceinline__ int BlockSum(int x, int* scratch) {
+// Sum over the block; `turn` counts the calls.
+__device__ __forceinline__ int BlockSum(int x, int (*scratch)[kSelectWarps], int& turn) {
   x = __reduce_add_sync(0xffffffffu, x);
+  int* const mine = scratch[turn++ & 1];
+  if (threadIdx.x % 32 == 0) mine[threadIdx.x / 32] = x;
   __syncthreads();
-  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = x;
-  __syncthreads();
-  x = __reduce_add_sync(0xffffffffu, scratch[threadIdx.x % 32]);
-  return x;
+  const int4 a = *reinterpret_cast<const int4*>(mine), b = *reinterpret_cast<const int4*>(mine + 4);
+  return a.x + a.y + a.z + a.w + b.x + b.y + b.z + b.w;
 }
 
-// Largest prefix of `bits` bits (the rest zero) that at least k of the keys reach. at(i): key of element i < n.
+// Largest prefix of `bits` bits (the rest zero) that at least k of the block's keys reach: held in registers (n of them,
+// strided by the block), or made again for each bit.
+template <int kHeld>
+__device__ __forceinline__ uint32_t LargestHeld(const uint32_t (&keys)[kHeld], int n, int k, int bits, int (*scratch)[kSelectWarps],
+                                                int& turn) {
+  uint32_t bound = 0;
+  for (int b = 31; b >= 32 - bits; --b) {
+    const uint32_t candidate = bound | 1u << b;
+    int count = 0;
+#pragma unroll
+    for (int i = 0; i < kHeld; i += 4) {
+      if (i * kSelectThreads >= n) break;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) count += keys[i + j] >= candidate;
+    }
+    if (BlockSum(count, scratch, turn) >= k) bound = candidate;
+  }
+  return bound;
+}
 template <typename At>
-__device__ __forceinline__ uint32_t LargestReached(int n, int k, int bits, int* scratch, At&& at) {
+__device__ __forceinline__ uint32_t LargestReached(int n, int k, int bits, int (*scratch)[kSelectWarps], int& turn, At&& at) {
   uint32_t bound = 0;
   for (int b = 31; b >= 32 - bits; --b) {
     const uint32_t candidate = bound | 1u << b;
     int count = 0;
     for (int i = threadIdx.x; i < n; i += kSelectThreads) count += at(i) >= candidate;
-    if (BlockSum(count, scratch) >= k) bound = candidate;
+    if (BlockSum(count, scratch, turn) >= k) bound = candidate;
   }
   return bound;
 }
@@ -240,7 +266,8 @@ __device__ __forceinline__ Bounds BoundsOf(const IndexerArgs& a, const RowInfo& 
 
 // Blocks of threads share the scores of a row: those that reach the bound go to the list.
 __global__ void __launch_bounds__(kSelectThreads, 1) FilterKernel(const __grid_constant__ IndexerArgs a, Workspace ws) {
-  __shared__ int scratch[32];
+  __shared__ __align__(16) int scratch[2][kSelectWarps];
+  int turn = 0;
   DependencyLaunch();
   DependencyWait();
   const int row = blockIdx.y;
@@ -261,37 +288,49 @@ __global__ void __launch_bounds__(kSelectThreads, 1) FilterKernel(const __grid_c
         const int at = threadIdx.x + i * kSelectThreads;
         keys[i] = at < b.num_maxima ? OrderKey(maxima[at]) : 0;
       }
-      for (int bit = 31; bit >= 12; --bit) {
-        const uint32_t candidate = bound | 1u << bit;
-        int count = 0;
-#pragma unroll
-        for (int i = 0; i < kHeld; ++i) count += keys[i] >= candidate;
-        if (BlockSum(count, scratch) >= b.k) bound = candidate;
-      }
+      bound = LargestHeld(keys, b.num_maxima, b.k, 20, scratch, turn);
     } else {
-      bound = LargestReached(b.num_maxima, b.k, 20, scratch, [&](int i) { return OrderKey(maxima[i]); });
+      bound = LargestReached(b.num_maxima, b.k, 20, scratch, turn, [&](int i) { return OrderKey(maxima[i]); });
     }
   }
   // -inf is never chosen.
   bound = max(bound, OrderKey(-INFINITY) + 1);
-  const int share = (b.n + gridDim.x - 1) / gridDim.x;
-  const int begin = blockIdx.x * share, end = min(b.n, begin + share);
-  for (int i = begin + static_cast<int>(threadIdx.x); i < end; i += kSelectThreads) {
-    if (OrderKey(scores[i]) < bound) continue;
-    const int at = atomicAdd(lists.count + row, 1);
-    if (at < kListCapacity) lists.list[int64_t{row} * kListCapacity + at] = i;
+  // A warp's scores, 128 at a time.
+  const int lane = threadIdx.x % 32;
+  const int segment = blockIdx.x * kSelectWarps + threadIdx.x / 32;
+  const int share = ((b.n + ws.segments - 1) / ws.segments + 127) / 128 * 128;
+  const int begin = min(b.n, segment * share), end = min(b.n, begin + share);
+  uint2* const list = lists.list + (int64_t{row} * ws.segments + segment) * kSegmentCapacity;
+  int count = 0;
+  for (int first = begin; first < end; first += 128) {
+    uint32_t keys[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int i = first + 32 * j + lane;
+      keys[j] = i < end ? OrderKey(scores[i]) : 0;
+    }
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const unsigned hits = __ballot_sync(0xffffffffu, keys[j] >= bound);
+      if (hits == 0) continue;
+      const int at = count + __popc(hits & ((1u << lane) - 1));
+      if ((hits >> lane & 1) && at < kSegmentCapacity) list[at] = make_uint2(first + 32 * j + lane, keys[j]);
+      count += __popc(hits);
+    }
   }
+  if (lane == 0) lists.count[int64_t{row} * ws.segments + segment] = count;
 }
 
 // One block per row: the exact choice.
 __global__ void __launch_bounds__(kSelectThreads, 1) ChooseKernel(const __grid_constant__ IndexerArgs a, Workspace ws) {
-  extern __shared__ uint32_t keys[];  // [kListCapacity], then the numbers
-  int32_t* const numbers = reinterpret_cast<int32_t*>(keys + kListCapacity);
-  __shared__ int scratch[32];
-  __shared__ int chosen_count;
+  extern __shared__ uint2 listed[];  // [kListCapacity] number, key; ascending numbers
+  __shared__ __align__(16) int scratch[2][kSelectWarps];
+  __shared__ int offsets[kMaxSegments + 1];
+  __shared__ int warp_sums[kSelectWarps][2];
+  int turn = 0;
   DependencyLaunch();
   DependencyWait();
-  const int row = blockIdx.x;
+  const int row = blockIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const bool is_blocks = blockIdx.y == 1;
   const RowInfo info = InfoOf(a, row);
   const Bounds b = BoundsOf(a, info, is_blocks);
@@ -308,126 +347,144 @@ __global__ void __launch_bounds__(kSelectThreads, 1) ChooseKernel(const __grid_c
   }
   const Lists lists = is_blocks ? ws.blocks : ws.groups;
   const float* scores = lists.scores + row * lists.stride;
-  int n = lists.count[row];
+  // Where the segments go.
+  bool fits = true;
+  int n = 0;
+  if (warp == 0) {
+    for (int first = 0; first < ws.segments; first += 32) {
+      const int segment = first + lane;
+      const int mine = segment < ws.segments ? lists.count[int64_t{row} * ws.segments + segment] : 0;
+      fits &= __all_sync(0xffffffffu, mine <= kSegmentCapacity);
+      int sum = mine;
+#pragma unroll
+      for (int d = 1; d < 32; d *= 2) {
+        const int other = __shfl_up_sync(0xffffffffu, sum, d);
+        if (lane >= d) sum += other;
+      }
+      if (segment < ws.segments) offsets[segment] = n + sum - mine;
+      n += __shfl_sync(0xffffffffu, sum, 31);
+    }
+    if (lane == 0) offsets[ws.segments] = fits && n <= kListCapacity ? n : -1;
+  }
+  __syncthreads();
+  fits = offsets[ws.segments] >= 0;
+  n = fits ? offsets[ws.segments] : b.n;
+  if (fits) {
+    for (int segment = warp; segment < ws.segments; segment += kSelectWarps) {
+      const int at = offsets[segment], count = offsets[segment + 1] - at;
+      for (int i = lane; i < count; i += 32)
+        listed[at + i] = lists.list[(int64_t{row} * ws.segments + segment) * kSegmentCapacity + i];
+    }
+    __syncthreads();
+  }
+  const auto key_at = [&](int i) { return fits ? listed[i].y : OrderKey(scores[i]); };
+  const auto number_at = [&](int i) { return fits ? static_cast<int>(listed[i].x) : i; };
+  // The k-th largest key.
+  constexpr int kHeld = kListCapacity / kSelectThreads;
+  uint32_t kth;
+  if (fits) {
+    uint32_t keys[kHeld];
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      const int at = threadIdx.x + i * kSelectThreads;
+      keys[i] = at < n ? listed[at].y : 0;
+    }
+    kth = LargestHeld(keys, n, b.k, 32, scratch, turn);
+  } else {
+    kth = LargestReached(n, b.k, 32, scratch, turn, key_at);
+  }
+  kth = max(kth, OrderKey(-INFINITY) + 1);
+  int above = 0;
+  for (int i = threadIdx.x; i < n; i += kSelectThreads) above += key_at(i) > kth;
+  above = BlockSum(above, scratch, turn);
+  // All above it and the first of its equals, in ascending order.
+  const int equals = b.k - above;
   const int32_t* candidates = a.candidates + int64_t{row} * a.keep_blocks;
-  // Group of position i among the scores.
-  const auto number_of = [&](int i) {
-    return !is_blocks && info.num_candidates >= 0 ? candidates[i / kBlockGroups] * kBlockGroups + i % kBlockGroups : i;
-  };
-  const bool fits = n <= kListCapacity;
-  if (fits) {
-    for (int i = threadIdx.x; i < n; i += kSelectThreads) {
-      const int at = lists.list[int64_t{row} * kListCapacity + i];
-      numbers[i] = at;
-      keys[i] = OrderKey(scores[at]);
-    }
-  } else {
-    n = b.n;
-  }
-  if (threadIdx.x == 0) chosen_count = 0;
-  __syncthreads();
-  const uint32_t lowest = OrderKey(-INFINITY);
-  const auto key_at = [&](int i) { return fits ? keys[i] : OrderKey(scores[i]); };
-  const auto position_at = [&](int i) { return fits ? numbers[i] : i; };
-  // The k-th largest key, then among its equals the last position that is still chosen.
-  const uint32_t kth = max(LargestReached(n, b.k, 32, scratch, key_at), lowest + 1);
-  int above = 0, equal = 0;
-  for (int i = threadIdx.x; i < n; i += kSelectThreads) {
-    above += key_at(i) > kth;
-    equal += key_at(i) == kth;
-  }
-  above = BlockSum(above, scratch);
-  equal = BlockSum(equal, scratch);
-  const int wanted = min(equal, b.k - above);
-  uint32_t last = 0xffffffffu;
-  if (wanted < equal) {
-    // Smallest position such that `wanted` of the equals are at or before it.
-    uint32_t complement = LargestReached(n, wanted, 32, scratch, [&](int i) {
-      return key_at(i) == kth ? ~static_cast<uint32_t>(position_at(i)) : 0u;
-    });
-    last = ~complement;
-  }
-  const auto is_chosen = [&](int i) {
-    return key_at(i) > kth || (key_at(i) == kth && static_cast<uint32_t>(position_at(i)) <= last);
-  };
-  // The chosen positions, then their ranks.
-  int mine[2];
-  int held = 0;
-  if (fits) {
+  int written = 0, equals_before = 0;
+  for (int first = 0; first < n; first += kSelectThreads) {
+    const int i = first + static_cast<int>(threadIdx.x);
+    const uint32_t key = i < n ? key_at(i) : 0;
+    const unsigned greater = __ballot_sync(0xffffffffu, key > kth), equal = __ballot_sync(0xffffffffu, key == kth);
     __syncthreads();
-    int flags = 0, positions[kListCapacity / kSelectThreads];
-#pragma unroll
-    for (int j = 0; j < kListCapacity / kSelectThreads; ++j) {
-      const int i = threadIdx.x + j * kSelectThreads;
-      positions[j] = i < n ? numbers[i] : 0;
-      if (i < n && is_chosen(i)) flags |= 1 << j;
-    }
+    if (lane == 0) warp_sums[warp][0] = __popc(greater), warp_sums[warp][1] = __popc(equal);
     __syncthreads();
+    int greater_before = 0, equal_before = equals_before, greater_all = 0, equal_all = 0;
 #pragma unroll
-    for (int j = 0; j < kListCapacity / kSelectThreads; ++j)
-      if (flags >> j & 1) numbers[atomicAdd(&chosen_count, 1)] = positions[j];
-  } else {
-    for (int i = threadIdx.x; i < n; i += kSelectThreads)
-      if (is_chosen(i)) numbers[atomicAdd(&chosen_count, 1)] = i;
+    for (int w = 0; w < kSelectWarps; ++w) {
+      if (w < warp) greater_before += warp_sums[w][0], equal_before += warp_sums[w][1];
+      greater_all += warp_sums[w][0], equal_all += warp_sums[w][1];
+    }
+    const unsigned below = (1u << lane) - 1;
+    greater_before += __popc(greater & below);
+    equal_before += __popc(equal & below);
+    const bool is_chosen = key > kth || (key == kth && i < n && equal_before < equals);
+    if (is_chosen) {
+      const int at = written + greater_before + min(equal_before, equals) - min(equals_before, equals);
+      const int number = number_at(i);
+      out[at] = !is_blocks && info.num_candidates >= 0
+                    ? candidates[number / kBlockGroups] * kBlockGroups + number % kBlockGroups
+                    : number;
+    }
+    written += greater_all + min(equals_before + equal_all, equals) - min(equals_before, equals);
+    equals_before += equal_all;
   }
-  __syncthreads();
-  const int count = chosen_count;
-  for (int i = threadIdx.x; i < count && held < 2; i += kSelectThreads) mine[held++] = numbers[i];
-  for (int h = 0; h < held; ++h) {
-    int rank = 0;
-    for (int i = 0; i < count; ++i) rank += numbers[i] < mine[h];
-    out[rank] = number_of(mine[h]);
-  }
-  if (threadIdx.x == 0) *out_count = count;
+  if (threadIdx.x == 0) *out_count = written;
 }
 
 constexpr int64_t Align(int64_t x) { return (x + 255) / 256 * 256; }
 
-Workspace ViewsOf(void* memory, int64_t rows, int max_groups) {
-  auto* at = static_cast<uint8_t*>(memory);
-  const auto take = [&](int64_t bytes) {
-    uint8_t* p = at;
-    at += Align(bytes);
+int PartsOf(int64_t rows, int max_groups) {
+  const int64_t room = std::max<int64_t>(1, NumMultiprocessors() / rows);
+  return static_cast<int>(std::clamp<int64_t>(max_groups / 8192, 1, std::min<int64_t>(room, kMaxParts)));
+}
+
+Workspace ViewsOf(void* memory, int64_t rows, int max_groups, int64_t* bytes) {
+  int64_t used = 0;
+  const auto take = [&](int64_t size) {
+    uint8_t* p = static_cast<uint8_t*>(memory) + used;
+    used += Align(size);
     return p;
   };
   Workspace ws;
+  ws.segments = PartsOf(rows, max_groups) * kSelectWarps;
+  const int64_t pieces = (int64_t{max_groups} + 63) / 64;
   for (Lists* l : {&ws.groups, &ws.blocks}) {
-    // Scored groups are whole tiles of a consumer's candidates, too.
-    l->stride = l == &ws.groups ? (int64_t{max_groups} + 63) / 64 * 64 : (int64_t{max_groups} + 63) / 64 * 8;
-    l->maxima_stride = (int64_t{max_groups} + 63) / 64 * 4;
+    l->stride = l == &ws.groups ? pieces * 64 : pieces * 8;
+    l->maxima_stride = pieces * 4;
     l->scores = reinterpret_cast<float*>(take(rows * l->stride * 4));
     l->maxima = reinterpret_cast<float*>(take(rows * l->maxima_stride * 4));
-    l->list = reinterpret_cast<int32_t*>(take(rows * kListCapacity * 4));
-    l->count = reinterpret_cast<int32_t*>(take(rows * 4));
+    l->list = reinterpret_cast<uint2*>(take(rows * ws.segments * kSegmentCapacity * 8));
+    l->count = reinterpret_cast<int32_t*>(take(rows * ws.segments * 4));
   }
+  if (bytes != nullptr) *bytes = used;
   return ws;
 }
 
 }  // namespace
 
 int64_t IndexerWorkspaceBytes(int64_t rows, int max_groups) {
-  const int64_t tiles = (int64_t{max_groups} + 63) / 64;
-  return Align(rows * tiles * 64 * 4) + Align(rows * tiles * 8 * 4) + 2 * Align(rows * tiles * 4 * 4) +
-         2 * Align(rows * kListCapacity * 4) + 2 * Align(rows * 4);
+  int64_t bytes = 0;
+  ViewsOf(nullptr, std::max<int64_t>(rows, 1), std::max(max_groups, 1), &bytes);
+  return bytes;
 }
 
 cudaError_t LaunchIndexer(const IndexerArgs& args, cudaStream_t stream) {
   const bool has_blocks = args.role != IndexerArgs::Role::kNone;
   if (args.cache.index_format != device::KeyFormat::kFp4Pow2 || args.cache.index_dim != kIndexDim || args.topk < 1 ||
-      args.topk > 2 * kSelectThreads || args.cache.entries_per_block % kTileKeys != 0 || args.rows < 0 ||
-      (has_blocks && (args.keep_blocks < 1 || args.keep_blocks > 2 * kSelectThreads)))
+      args.topk > kMaxChosen || args.cache.entries_per_block % kTileKeys != 0 || args.rows < 0 ||
+      (has_blocks && (args.keep_blocks < 1 || args.keep_blocks > kMaxChosen)))
     return cudaErrorInvalidValue;
   if (args.rows == 0) return cudaSuccess;
   const int max_groups = std::max(args.max_groups, 1);
-  const Workspace ws = ViewsOf(args.workspace, args.rows, max_groups);
+  const Workspace ws = ViewsOf(args.workspace, args.rows, max_groups, nullptr);
   const bool produces = args.role == IndexerArgs::Role::kProduce;
   if (max_groups > args.topk) {
     const int pieces = (max_groups + kTileKeys * kPieceTiles - 1) / (kTileKeys * kPieceTiles);
     const int room = std::max(1, 2 * NumMultiprocessors() / args.rows);
-    const int blocks = std::min(room, (pieces + 7) / 8);
+    const int blocks = std::min(room, max_groups <= kMaxPieces * kTileKeys ? (pieces * kPieceTiles + 7) / 8 : (pieces + 7) / 8);
     cudaError_t error = Launch(ScoreKernel, dim3(blocks, args.rows), dim3(kScoreThreads), 0, stream, args.dependent, args, ws);
     if (error != cudaSuccess) return error;
-    const int parts = std::clamp(max_groups / 16384, 1, std::max(1, NumMultiprocessors() / args.rows));
+    const int parts = ws.segments / kSelectWarps;
     error = Launch(FilterKernel, dim3(parts, args.rows, produces ? 2 : 1), dim3(kSelectThreads), 0, stream, args.dependent, args, ws);
     if (error != cudaSuccess) return error;
   }

@@ -31,8 +31,7 @@ struct WideSmem {
   static_assert(kStages >= 2);
   static constexpr int kBarrierOffset = kStages * kStageBytes;
   static constexpr int kMaximaOffset = kBarrierOffset + 2 * kStages * 8 + (kStages & 1) * 16;
-  static constexpr int kRowsOffset = kMaximaOffset + 2 * 4 * kMaxTokens * 4;
-  static constexpr int kBytes = kRowsOffset + kMaxTokens * 8 + 1024;
+  static constexpr int kBytes = kMaximaOffset + 2 * 4 * kMaxTokens * 4 + 1024;
   static_assert(kBytes <= 227 * 1024);
 };
 
@@ -66,11 +65,14 @@ struct WideProducer {
   template <typename RowOf>
   __device__ void Fetch(const WideTile& tile, int segments, int units_per_segment, RowOf&& row_of) {
     const int thread = threadIdx.x % 128;
-    const __nv_bfloat16** rows = reinterpret_cast<const __nv_bfloat16**>(smem + S::kRowsOffset);
+    // Four threads share a row's 64 bytes of each group; a thread has up to kTurns rows.
+    constexpr int kTurns = (kMaxTokens + 31) / 32;
+    const int quarter = thread % 4, first_token = thread / 4;
+    const __nv_bfloat16* rows[kTurns];
+#pragma unroll
+    for (int i = 0; i < kTurns; ++i) rows[i] = row_of(first_token + 32 * i);
     const int tokens = (tile.count + 15) / 16 * 16;
-    NamedSync(4, 128);
-    if (thread < tokens) rows[thread] = row_of(thread);
-    NamedSync(4, 128);
+    const uint32_t offset = first_token * 64 + ((quarter ^ ((first_token >> 1) & 3)) << 4);
     for (int slice = 0; slice < segments * G::kSlices; ++slice) {
       for (int chunk = 0; chunk < G::kChunks; ++chunk, ++count) {
         const int stage = count % S::kStages;
@@ -85,12 +87,15 @@ struct WideProducer {
                    WideChunk<G>(tile.weights, row_tile, slice, chunk, units_per_segment), G::kChunkBytes, full + stage);
         }
         const int64_t column = tile.column + (slice * G::kGroups + chunk * G::kChunk) * 32;
-        constexpr int kPieces = G::kChunk * 4;  // of 16 bytes, of a row
-        for (int i = thread; i < tokens * kPieces; i += 128) {
-          const int token = i / kPieces, piece = i % kPieces;
-          const __nv_bfloat16* row = rows[token];
-          const uint32_t to = SmemAddr(at) + (piece / 4) * (kMaxTokens * 64) + token * 64 + (((piece & 3) ^ ((token >> 1) & 3)) << 4);
-          AsyncCopy16(to, row != nullptr ? row + column + piece * 8 : row, row != nullptr);
+#pragma unroll
+        for (int i = 0; i < kTurns; ++i) {
+          if (first_token + 32 * i < tokens) {
+            const bool is_present = rows[i] != nullptr;
+            const __nv_bfloat16* from = is_present ? rows[i] + column + quarter * 8 : reinterpret_cast<const __nv_bfloat16*>(tile.weights);
+            const uint32_t to = SmemAddr(at) + offset + i * 2048;
+#pragma unroll
+            for (int g = 0; g < G::kChunk; ++g) AsyncCopy16(to + g * (kMaxTokens * 64), from + (is_present ? g * 32 : 0), is_present);
+          }
         }
         AsyncCommit();
         AsyncWait<0>();
@@ -120,27 +125,26 @@ struct WideConsumer {
     const uint8_t* const at = smem + stage * S::kStageBytes;
     const uint8_t* const weights = at + S::kTokenBytes + ((warp / 4) * 4 * kM + warp % 4) * G::kChunkBytes;
     BarrierWait(full + stage, count / S::kStages & 1);
-    uint32_t a[2][kM][2][4];
+    constexpr int kBuffers = kM == 1 ? 2 : kM;
+    uint32_t a[kBuffers][2][4];
 #pragma unroll
     for (int i = 0; i < G::kChunk; ++i) {
 #pragma unroll
-      for (int m = 0; m < kM; ++m) DecodeGroup<G>(weights + m * 4 * G::kChunkBytes, i, lane, a[i & 1][m]);
-#pragma unroll
       for (int m = 0; m < kM; ++m) {
-        FenceRegisters(a[i & 1][m]);
+        // While this tile's operands are decoded, the tensor cores work on the tile (or group) before.
+        uint32_t(&operands)[2][4] = a[kM == 1 ? i & 1 : m];
+        DecodeGroup<G>(weights + m * 4 * G::kChunkBytes, i, lane, operands);
+        FenceRegisters(operands);
         FenceRegisters(acc[m]);
-      }
-      WarpgroupArrive();
+        WarpgroupArrive();
 #pragma unroll
-      for (int step = 0; step < 2; ++step) {
-        const uint64_t b = SmemDescriptor(SmemAddr(at) + i * (kMaxTokens * 64) + step * 32, 512, Swizzle::k64);
-#pragma unroll
-        for (int m = 0; m < kM; ++m)
-          Wgmma<kN>::template RS<false>(acc[m], a[i & 1][m][step], b, !is_first || i > 0 || step > 0);
+        for (int step = 0; step < 2; ++step) {
+          const uint64_t b = SmemDescriptor(SmemAddr(at) + i * (kMaxTokens * 64) + step * 32, 512, Swizzle::k64);
+          Wgmma<kN>::template RS<false>(acc[m], operands[step], b, !is_first || i > 0 || step > 0);
+        }
+        WarpgroupCommit();
+        WarpgroupWait<1>();
       }
-      WarpgroupCommit();
-      // The operands of the group before may be overwritten next.
-      WarpgroupWait<1>();
     }
     WarpgroupWait<0>();
 #pragma unroll
