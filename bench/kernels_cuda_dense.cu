@@ -39,10 +39,16 @@ DenseArgs ArgsOf(const Shape& s, const PackedLayout& layout, const uint8_t* weig
   return a;
 }
 
+std::vector<float> FirstOf(const DeviceArray<float>& array, int64_t count) {
+  std::vector<float> host(static_cast<size_t>(count));
+  DI_CUDA(cudaMemcpy(host.data(), array.data(), host.size() * 4, cudaMemcpyDeviceToHost));
+  return host;
+}
+
 }  // namespace
 
 void BenchDense(bool quick) {
-  constexpr int kMaxTokens = 16;
+  constexpr int kMaxTokens = 4096, kFew = 16;
   for (const Shape& s : kShapes) {
     const PackedLayout layout = LayoutOf(s.is_bf16 ? PackedKind::kBf16 : PackedKind::kFp8, s.rows, s.cols);
     const int64_t raw_bytes = int64_t{s.rows} * s.cols * (s.is_bf16 ? 2 : 1);
@@ -66,24 +72,25 @@ void BenchDense(bool quick) {
     DeviceArray<__nv_bfloat16> plain(kMaxTokens * ldx), x(kMaxTokens * ldx);
     FillNormal(plain.data(), plain.size(), 1.0f, 3);
     DI_CUDA(LaunchQuantize(plain.data(), false, ldx, kMaxTokens, static_cast<int>(ldx), x.data(), ldx, nullptr));
-    DeviceArray<float> y(int64_t{kMaxTokens} * s.rows), one(s.rows), reference(int64_t{kMaxTokens} * s.rows);
+    const int many = s.rows > 40000 ? 256 : kMaxTokens;
+    DeviceArray<float> y(int64_t{many} * s.rows), reference(int64_t{kFew} * s.rows);
     DeviceArray<uint8_t> workspace(DenseWorkspaceBytes(layout));
 
     // Against float64, then one token alone against its row.
     y.Poison();
-    DI_CUDA(LaunchDenseStream(ArgsOf(s, layout, packed[0].data(), x.data(), y.data(), workspace.data(), kMaxTokens), nullptr));
+    DI_CUDA(LaunchDenseStream(ArgsOf(s, layout, packed[0].data(), x.data(), y.data(), workspace.data(), kFew), nullptr));
     if (!s.is_bf16) {
       const int part = s.rows / s.groups;
       for (int g = 0; g < s.groups; ++g)
         ReferenceProduct(false, raw.data() + int64_t{g} * part * s.cols, scale.data() + int64_t{g} * (part / 32) * (s.cols / 32),
-                         part, s.cols, x.data() + g * s.cols, ldx, nullptr, kMaxTokens, reference.data() + g * part, s.rows);
-      Check(std::string("dense ") + s.name, RelativeError(y.Host(), reference.Host()), 1e-5);
+                         part, s.cols, x.data() + g * s.cols, ldx, nullptr, kFew, reference.data() + g * part, s.rows);
+      Check(std::string("dense ") + s.name, RelativeError(FirstOf(y, int64_t{kFew} * s.rows), reference.Host()), 1e-5);
     }
     double worst = 0;
-    const std::vector<float> all = y.Host();
+    const std::vector<float> all = FirstOf(y, int64_t{kFew} * s.rows);
     for (const int tokens : {1, 5}) {
       for (const int t : {0, 9}) {
-        if (t + tokens > kMaxTokens) continue;
+        if (t + tokens > kFew) continue;
         DeviceArray<float> some(int64_t{tokens} * s.rows);
         some.Poison();
         DI_CUDA(LaunchDenseStream(
@@ -94,6 +101,35 @@ void BenchDense(bool quick) {
       }
     }
     Check(std::string("dense invariance ") + s.name, worst, 0);
+
+    // Many tokens: the same bits, or another order of sums.
+    {
+      DenseArgs a = ArgsOf(s, layout, packed[0].data(), x.data(), y.data(), workspace.data(), 100);
+      y.Poison();
+      DI_CUDA(LaunchDenseWide(a, nullptr));
+      const std::vector<float> wide = FirstOf(y, int64_t{100} * s.rows);
+      worst = 0;
+      for (size_t i = 0; i < all.size(); ++i) worst += !(wide[i] == all[i]);
+      Check(std::string("dense wide, other bits ") + s.name, worst, 0);
+      a.fast = true;
+      y.Poison();
+      DI_CUDA(LaunchDenseWide(a, nullptr));
+      Check(std::string("dense fast ") + s.name, RelativeError(FirstOf(y, int64_t{100} * s.rows), wide), 2e-5);
+    }
+    for (const int m : {64, 256, 4096}) {
+      if (m > many) continue;
+      for (const bool fast : {false, true}) {
+        if (fast && m <= 64) continue;
+        DeviceArray<__nv_bfloat16> out(int64_t{m} * s.rows);
+        const Timing t = Time(m == 4096 ? 2 : 8, [&](int i, cudaStream_t stream) {
+          DenseArgs a = ArgsOf(s, layout, packed[static_cast<size_t>(i % copies)].data(), x.data(), out.data(), workspace.data(), m);
+          a.out = OutputType::kBf16;
+          a.fast = fast;
+          DI_CUDA(LaunchDenseWide(a, stream));
+        }, quick ? 5 : 11);
+        Record(fast ? "dense, fast" : "dense, by slice", s.name, m, t, static_cast<double>(raw_bytes + scale_bytes), 2.0 * m * s.rows * s.cols);
+      }
+    }
 
     for (const int m : quick ? std::vector<int>{1, 16} : std::vector<int>{1, 2, 8, 16}) {
       for (const bool dependent : {false, true}) {

@@ -28,82 +28,76 @@ struct WideArgs {
   bool round_bf16;
 };
 
-template <int kN, int kM>
-__device__ __forceinline__ void StorePlain(const WideArgs& a, int first_token, int row, const float (&sums)[kM][kN / 2]) {
+template <int kN>
+__device__ __forceinline__ void StorePlain(const WideArgs& a, int first_token, int row, const float (&sums)[kN / 2]) {
   const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const int first = row + group * 64 + warp * 16;
+  if (first >= a.rows) return;  // padding, in tiles of 16
 #pragma unroll
-  for (int m = 0; m < kM; ++m) {
-    const int first = row + (group * kM + m) * 64 + warp * 16;
-    if (first >= a.rows) continue;  // padding, in tiles of 16
+  for (int j = 0; j < kN / 8; ++j) {
+    if (a.out == OutputType::kBf16) {
+      const uint32_t low = Transpose8x8(PackBf16(sums[4 * j], sums[4 * j + 1]));
+      const uint32_t high = Transpose8x8(PackBf16(sums[4 * j + 2], sums[4 * j + 3]));
+      const int token = first_token + 8 * j + g;
+      if (token < a.tokens) {
+        __nv_bfloat16* to = static_cast<__nv_bfloat16*>(a.y) + token * a.ldy + first + 2 * t;
+        *reinterpret_cast<uint32_t*>(to) = low;
+        *reinterpret_cast<uint32_t*>(to + 8) = high;
+      }
+    } else {
 #pragma unroll
-    for (int j = 0; j < kN / 8; ++j) {
-      if (a.out == OutputType::kBf16) {
-        const uint32_t low = Transpose8x8(PackBf16(sums[m][4 * j], sums[m][4 * j + 1]));
-        const uint32_t high = Transpose8x8(PackBf16(sums[m][4 * j + 2], sums[m][4 * j + 3]));
-        const int token = first_token + 8 * j + g;
-        if (token < a.tokens) {
-          __nv_bfloat16* to = static_cast<__nv_bfloat16*>(a.y) + token * a.ldy + first + 2 * t;
-          *reinterpret_cast<uint32_t*>(to) = low;
-          *reinterpret_cast<uint32_t*>(to + 8) = high;
-        }
-      } else {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int token = first_token + 8 * j + 2 * t + (i & 1);
-          const float v = sums[m][4 * j + i];
-          if (token < a.tokens)
-            static_cast<float*>(a.y)[token * a.ldy + first + g + 8 * (i / 2)] = a.out == OutputType::kFloat ? v : RoundBf16(v);
-        }
+      for (int i = 0; i < 4; ++i) {
+        const int token = first_token + 8 * j + 2 * t + (i & 1);
+        const float v = sums[4 * j + i];
+        if (token < a.tokens)
+          static_cast<float*>(a.y)[token * a.ldy + first + g + 8 * (i / 2)] = a.out == OutputType::kFloat ? v : RoundBf16(v);
       }
     }
   }
 }
 
-// SwiGLU of the 32 channels of each tile of 64 rows: lane 4g + t of warp w has gate and up of channel 8w + g.
-template <int kN, int kM, int kMaxTokens>
-__device__ __forceinline__ void StoreGateUp(const WideArgs& a, int first_token, int channel, float (&sums)[kM][kN / 2], float* maxima) {
+// SwiGLU of a warpgroup's 32 channels: lane 4g + t of warp w has gate and up of channel 8w + g.
+template <int kN, int kMaxTokens>
+__device__ __forceinline__ void StoreGateUp(const WideArgs& a, int first_token, int channel, float (&sums)[kN / 2], float* maxima) {
   const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   maxima += group * 4 * kMaxTokens;
 #pragma unroll
-  for (int m = 0; m < kM; ++m) {
+  for (int j = 0; j < kN / 8; ++j) {
 #pragma unroll
-    for (int j = 0; j < kN / 8; ++j) {
+    for (int i = 0; i < 2; ++i) {
+      float gate = sums[4 * j + i], up = sums[4 * j + 2 + i];
+      if (a.round_bf16) gate = RoundBf16(gate), up = RoundBf16(up);
+      float x = Swiglu(gate, up, a.limit, 1.0f);
+      if (a.round_bf16) x = RoundBf16(x);
+      sums[4 * j + i] = x;
+      float amax = fabsf(x);
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        float gate = sums[m][4 * j + i], up = sums[m][4 * j + 2 + i];
-        if (a.round_bf16) gate = RoundBf16(gate), up = RoundBf16(up);
-        float x = Swiglu(gate, up, a.limit, 1.0f);
-        if (a.round_bf16) x = RoundBf16(x);
-        sums[m][4 * j + i] = x;
-        float amax = fabsf(x);
-#pragma unroll
-        for (int d = 4; d < 32; d *= 2) amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, d));
-        if (g == 0) maxima[warp * kMaxTokens + 8 * j + 2 * t + i] = amax;
-      }
+      for (int d = 4; d < 32; d *= 2) amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, d));
+      if (g == 0) maxima[warp * kMaxTokens + 8 * j + 2 * t + i] = amax;
     }
-    NamedSync(1 + group, 128);
-#pragma unroll
-    for (int j = 0; j < kN / 8; ++j) {
-      float q[2];
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const float* at = maxima + 8 * j + 2 * t + i;
-        const float amax = fmaxf(fmaxf(at[0], at[kMaxTokens]), fmaxf(at[2 * kMaxTokens], at[3 * kMaxTokens]));
-        q[i] = FakeFp8(sums[m][4 * j + i], QuantExponent(amax));
-      }
-      const uint32_t pair = Transpose8x8(PackBf16(q[0], q[1]));  // channels 2t, 2t + 1 of token 8j + g
-      const int token = first_token + 8 * j + g;
-      if (token < a.tokens) {
-        __nv_bfloat16* to = static_cast<__nv_bfloat16*>(a.y) + token * a.ldy + channel + (group * kM + m) * 32 + warp * 8 + 2 * t;
-        *reinterpret_cast<uint32_t*>(to) = pair;
-      }
-    }
-    NamedSync(1 + group, 128);
   }
+  NamedSync(1 + group, 128);
+#pragma unroll
+  for (int j = 0; j < kN / 8; ++j) {
+    float q[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float* at = maxima + 8 * j + 2 * t + i;
+      const float amax = fmaxf(fmaxf(at[0], at[kMaxTokens]), fmaxf(at[2 * kMaxTokens], at[3 * kMaxTokens]));
+      q[i] = FakeFp8(sums[4 * j + i], QuantExponent(amax));
+    }
+    const uint32_t pair = Transpose8x8(PackBf16(q[0], q[1]));  // channels 2t, 2t + 1 of token 8j + g
+    const int token = first_token + 8 * j + g;
+    if (token < a.tokens) {
+      __nv_bfloat16* to = static_cast<__nv_bfloat16*>(a.y) + token * a.ldy + channel + group * 32 + warp * 8 + 2 * t;
+      *reinterpret_cast<uint32_t*>(to) = pair;
+    }
+  }
+  NamedSync(1 + group, 128);
 }
 
 template <typename S, bool kBySlice, int kSegments, bool kSwiglu>
-__global__ void __launch_bounds__(kWideThreads, 1) DenseWideKernel(const __grid_constant__ WideArgs a) {
+__global__ void __launch_bounds__(S::Threads::kCount, 1) DenseWideKernel(const __grid_constant__ WideArgs a) {
   extern __shared__ uint8_t raw_smem[];
   using G = typename S::Geometry;
   constexpr int kN = S::kMaxTokens;
@@ -113,7 +107,7 @@ __global__ void __launch_bounds__(kWideThreads, 1) DenseWideKernel(const __grid_
   if (threadIdx.x == 0) {
     for (int i = 0; i < S::kStages; ++i) {
       BarrierInit(full + i, 129);
-      BarrierInit(empty + i, 8);
+      BarrierInit(empty + i, 4 * S::kWarpgroups);
     }
     BarrierInitFence();
   }
@@ -130,8 +124,8 @@ __global__ void __launch_bounds__(kWideThreads, 1) DenseWideKernel(const __grid_
     row = (band * kBand + in_band % height) * S::kRows;
     first_token = in_band / height * kN;
   };
-  if (threadIdx.x >= 256) {
-    LowerRegisters<kWideProducerRegisters>();
+  if (threadIdx.x >= 128 * S::kWarpgroups) {
+    LowerRegisters<S::Threads::kProducer>();
     WideProducer<S> producer{smem, full, empty};
     for (int w = blockIdx.x; w < work; w += gridDim.x) {
       int row, first_token;
@@ -145,17 +139,17 @@ __global__ void __launch_bounds__(kWideThreads, 1) DenseWideKernel(const __grid_
     }
     return;
   }
-  RaiseRegisters<kWideConsumerRegisters>();
+  RaiseRegisters<S::Threads::kConsumer>();
   WideConsumer<S> consumer{smem, full, empty};
   for (int w = blockIdx.x; w < work; w += gridDim.x) {
     int row, first_token;
     place(w, row, first_token);
-    float sums[S::kM][kN / 2];
+    float sums[kN / 2];
     consumer.template Multiply<kN, kBySlice, kSegments>(sums);
     if constexpr (kSwiglu) {
-      StoreGateUp<kN, S::kM, kN>(a, first_token, row / 2, sums, reinterpret_cast<float*>(smem + S::kMaximaOffset));
+      StoreGateUp<kN, kN>(a, first_token, row / 2, sums, reinterpret_cast<float*>(smem + S::kMaximaOffset));
     } else {
-      StorePlain<kN, S::kM>(a, first_token, row, sums);
+      StorePlain<kN>(a, first_token, row, sums);
     }
   }
 }
@@ -165,7 +159,7 @@ cudaError_t LaunchTiles(WideArgs a, const PackedLayout& l, cudaStream_t stream, 
   a.row_tiles = (l.rows + S::kRows - 1) / S::kRows;
   a.token_tiles = (a.tokens + S::kMaxTokens - 1) / S::kMaxTokens;
   const int blocks = std::min(NumMultiprocessors(), a.row_tiles * a.token_tiles);
-  return Launch(DenseWideKernel<S, kBySlice, kSegments, kSwiglu>, dim3(blocks), dim3(kWideThreads), S::kBytes, stream, dependent, a);
+  return Launch(DenseWideKernel<S, kBySlice, kSegments, kSwiglu>, dim3(blocks), dim3(S::Threads::kCount), S::kBytes, stream, dependent, a);
 }
 
 template <typename G, int kSegments>
@@ -174,8 +168,7 @@ cudaError_t LaunchGeometry(const WideArgs& a, const DenseArgs& args, cudaStream_
     if (args.swiglu) return LaunchTiles<WideSmem<G, 64, 2>, true, 1, true>(a, args.layout, stream, args.dependent);
   }
   if (args.fast && args.tokens > 64)
-    return LaunchTiles<WideSmem<G, 128, 2>, false, kSegments, false>(a, args.layout, stream, args.dependent);
-  if (args.tokens <= 64) return LaunchTiles<WideSmem<G, 64, 1>, true, kSegments, false>(a, args.layout, stream, args.dependent);
+    return LaunchTiles<WideSmem<G, 128, 4>, false, kSegments, false>(a, args.layout, stream, args.dependent);
   return LaunchTiles<WideSmem<G, 64, 2>, true, kSegments, false>(a, args.layout, stream, args.dependent);
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Core of the products with many rows: persistent blocks of 128 kM weight rows by up to kMaxTokens tokens. One warpgroup fetches:
+// Core of the products with many rows: persistent blocks of 64 weight rows a warpgroup by up to kMaxTokens tokens. One warpgroup fetches:
 // packed weights by bulk copies, activations (gathered rows) by asynchronous copies into tiles of 32 columns, 64 bytes a row,
-// swizzled. Two warpgroups decode their 64 kM weight rows into registers, as the kernel for few rows does, and multiply with
+// swizzled. The others decode their weight rows into registers, as the kernel for few rows does, and multiply with
 // wgmma. With kByslice the sums are made slice by slice and then added, which gives the bits of the kernel for few rows.
 #pragma once
 
@@ -12,16 +12,23 @@
 
 namespace deepinfer::cuda {
 
-constexpr int kWideThreads = 384;
-constexpr int kWideConsumerRegisters = 232, kWideProducerRegisters = 40;
-static_assert(2 * kWideConsumerRegisters + kWideProducerRegisters <= 3 * 168);
+// Registers of a thread: what a block is started with (see __launch_bounds__), and how warpgroups share it out. Decoding has
+// long chains of instructions, so four warpgroups of 64 rows hide more latency than two of 128.
+template <int kWarpgroups>
+struct WideThreads {
+  static constexpr int kCount = 128 * (kWarpgroups + 1);
+  static constexpr int kStart = 65536 / kCount / 8 * 8;
+  static constexpr int kProducer = kWarpgroups == 4 ? 32 : 40;
+  static constexpr int kConsumer = ((kWarpgroups + 1) * kStart - kProducer) / kWarpgroups / 8 * 8;
+};
 
-template <typename G, int kMaxTokens_, int kM_>
+template <typename G, int kMaxTokens_, int kWarpgroups_>
 struct WideSmem {
   using Geometry = G;
   static constexpr int kMaxTokens = kMaxTokens_;
-  static constexpr int kM = kM_;  // tiles of 64 rows of a warpgroup
-  static constexpr int kRows = 128 * kM;
+  static constexpr int kWarpgroups = kWarpgroups_;  // that multiply, 64 rows each
+  using Threads = WideThreads<kWarpgroups>;
+  static constexpr int kRows = 64 * kWarpgroups;
   static constexpr int kWeightBytes = kRows / 16 * G::kChunkBytes;
   static constexpr int kTokenBytes = G::kChunk * kMaxTokens * 64;
   // Tiles are aligned to 1024 bytes.
@@ -31,7 +38,7 @@ struct WideSmem {
   static_assert(kStages >= 2);
   static constexpr int kBarrierOffset = kStages * kStageBytes;
   static constexpr int kMaximaOffset = kBarrierOffset + 2 * kStages * 8 + (kStages & 1) * 16;
-  static constexpr int kBytes = kMaximaOffset + 2 * 4 * kMaxTokens * 4 + 1024;
+  static constexpr int kBytes = kMaximaOffset + kWarpgroups * 4 * kMaxTokens * 4 + 1024;
   static_assert(kBytes <= 227 * 1024);
 };
 
@@ -106,12 +113,11 @@ struct WideProducer {
   }
 };
 
-// The multiplying warpgroups. Sums of two tiles of 64 rows: register layout of wgmma.cuh.
+// The multiplying warpgroups. Sums of 64 rows each: register layout of wgmma.cuh.
 template <typename S>
 struct WideConsumer {
   using G = typename S::Geometry;
   static constexpr int kMaxTokens = S::kMaxTokens;
-  static constexpr int kM = S::kM;
   uint8_t* smem;
   uint64_t* full;
   uint64_t* empty;
@@ -119,66 +125,55 @@ struct WideConsumer {
 
   // One chunk: groups of 32 columns, operands of the next are decoded while the tensor cores work.
   template <int kN>
-  __device__ __forceinline__ void MultiplyChunk(float (&acc)[kM][kN / 2], bool is_first) {
+  __device__ __forceinline__ void MultiplyChunk(float (&acc)[kN / 2], bool is_first) {
     const int stage = count % S::kStages;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const uint8_t* const at = smem + stage * S::kStageBytes;
-    const uint8_t* const weights = at + S::kTokenBytes + ((warp / 4) * 4 * kM + warp % 4) * G::kChunkBytes;
+    const uint8_t* const weights = at + S::kTokenBytes + warp * G::kChunkBytes;
     BarrierWait(full + stage, count / S::kStages & 1);
-    constexpr int kBuffers = kM == 1 ? 2 : kM;
-    uint32_t a[kBuffers][2][4];
+    uint32_t a[2][2][4];
 #pragma unroll
     for (int i = 0; i < G::kChunk; ++i) {
+      // While these operands are decoded, the tensor cores work on the group before.
+      uint32_t(&operands)[2][4] = a[i & 1];
+      DecodeGroup<G>(weights, i, lane, operands);
+      FenceRegisters(operands);
+      FenceRegisters(acc);
+      WarpgroupArrive();
 #pragma unroll
-      for (int m = 0; m < kM; ++m) {
-        // While this tile's operands are decoded, the tensor cores work on the tile (or group) before.
-        uint32_t(&operands)[2][4] = a[kM == 1 ? i & 1 : m];
-        DecodeGroup<G>(weights + m * 4 * G::kChunkBytes, i, lane, operands);
-        FenceRegisters(operands);
-        FenceRegisters(acc[m]);
-        WarpgroupArrive();
-#pragma unroll
-        for (int step = 0; step < 2; ++step) {
-          const uint64_t b = SmemDescriptor(SmemAddr(at) + i * (kMaxTokens * 64) + step * 32, 512, Swizzle::k64);
-          Wgmma<kN>::template RS<false>(acc[m], operands[step], b, !is_first || i > 0 || step > 0);
-        }
-        WarpgroupCommit();
-        WarpgroupWait<1>();
+      for (int step = 0; step < 2; ++step) {
+        const uint64_t b = SmemDescriptor(SmemAddr(at) + i * (kMaxTokens * 64) + step * 32, 512, Swizzle::k64);
+        Wgmma<kN>::template RS<false>(acc, operands[step], b, !is_first || i > 0 || step > 0);
       }
+      WarpgroupCommit();
+      WarpgroupWait<1>();
     }
     WarpgroupWait<0>();
-#pragma unroll
-    for (int m = 0; m < kM; ++m) FenceRegisters(acc[m]);
+    FenceRegisters(acc);
     if (lane == 0) BarrierArrive(empty + stage);
     ++count;
   }
 
   template <int kN, bool kBySlice, int kSegments>
-  __device__ __forceinline__ void Multiply(float (&total)[kM][kN / 2]) {
+  __device__ __forceinline__ void Multiply(float (&total)[kN / 2]) {
     if constexpr (!kBySlice) {
-      for (int i = 0; i < kSegments * G::kSlices * G::kChunks; ++i) MultiplyChunk<kN>(total, i == 0);
-      return;
+      MultiplyChunk<kN>(total, true);
+      for (int i = 1; i < kSegments * G::kSlices * G::kChunks; ++i) MultiplyChunk<kN>(total, false);
     } else {
-      float before[kM][kSegments == 2 ? kN / 2 : 1];
+      float before[kSegments == 2 ? kN / 2 : 1];
 #pragma unroll
       for (int segment = 0; segment < kSegments; ++segment) {
         for (int slice = 0; slice < G::kSlices; ++slice) {
-          float acc[kM][kN / 2];
+          float acc[kN / 2];
           for (int chunk = 0; chunk < G::kChunks; ++chunk) MultiplyChunk<kN>(acc, chunk == 0);
 #pragma unroll
-          for (int m = 0; m < kM; ++m) {
-#pragma unroll
-            for (int i = 0; i < kN / 2; ++i) total[m][i] = slice == 0 ? acc[m][i] : total[m][i] + acc[m][i];
-          }
+          for (int i = 0; i < kN / 2; ++i) total[i] = slice == 0 ? acc[i] : total[i] + acc[i];
         }
         if constexpr (kSegments == 2) {
 #pragma unroll
-          for (int m = 0; m < kM; ++m) {
-#pragma unroll
-            for (int i = 0; i < kN / 2; ++i) {
-              if (segment == 0) before[m][i] = total[m][i];
-              if (segment == 1) total[m][i] = before[m][i] + total[m][i];
-            }
+          for (int i = 0; i < kN / 2; ++i) {
+            if (segment == 0) before[i] = total[i];
+            if (segment == 1) total[i] = before[i] + total[i];
           }
         }
       }
