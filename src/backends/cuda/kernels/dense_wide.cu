@@ -137,6 +137,7 @@ __global__ void __launch_bounds__(S::Threads::kCount, 1) DenseWideKernel(const _
         return first_token + token < a.tokens ? a.x + (first_token + token) * a.ldx : nullptr;
       });
     }
+    producer.Finish();
     return;
   }
   RaiseRegisters<S::Threads::kConsumer>();
@@ -168,7 +169,8 @@ cudaError_t LaunchGeometry(const WideArgs& a, const DenseArgs& args, cudaStream_
     if (args.swiglu) return LaunchTiles<WideSmem<G, 64, 2>, true, 1, true>(a, args.layout, stream, args.dependent);
   }
   if (args.fast && args.tokens > 64)
-    return LaunchTiles<WideSmem<G, 128, 4>, false, kSegments, false>(a, args.layout, stream, args.dependent);
+    // The widest tile of tokens that leaves room for three stages.
+    return LaunchTiles<WideSmem<G, G::kChunk == 5 ? 96 : 128, 4>, false, kSegments, false>(a, args.layout, stream, args.dependent);
   return LaunchTiles<WideSmem<G, 64, 2>, true, kSegments, false>(a, args.layout, stream, args.dependent);
 }
 

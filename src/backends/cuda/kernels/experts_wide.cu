@@ -132,6 +132,7 @@ __global__ void __launch_bounds__(WideThreads<4>::kCount, 1) ExpertWideKernel(co
         return a.x + int64_t{kIsGateUp ? a.slot_pair[slot] / a.num_chosen : slot} * a.ldx;
       });
     }
+    producer.Finish();
     return;
   }
   RaiseRegisters<S::Threads::kConsumer>();

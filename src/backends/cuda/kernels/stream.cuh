@@ -168,7 +168,7 @@ __device__ __forceinline__ void MultiplyUnit(WarpRing<G>& ring, const uint32_t (
 #pragma unroll
     for (int i = 0; i < G::kChunk; ++i) {
       uint32_t a[2][4];
-      DecodeGroup<G>(chunk, i, lane, a);
+      DecodeGroup<G>(chunk, i, chunk + G::kChunk * G::kGroupBytes, i, lane, a);
 #pragma unroll
       for (int n = 0; n < kTokenTiles; ++n) {
         MmaBf16(acc[n], a[0], x[c * G::kChunk + i][n][0], x[c * G::kChunk + i][n][1]);

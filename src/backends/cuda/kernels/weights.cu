@@ -22,7 +22,7 @@ PackedLayout LayoutOf(PackedKind kind, int rows, int cols) {
   }
   layout.row_tiles = kPackWarps / layout.slices;
   switch (kind) {
-    case PackedKind::kFp8: layout.chunk_groups = layout.groups == 9 || layout.groups == 12 ? 3 : layout.groups / 2; break;
+    case PackedKind::kFp8: layout.chunk_groups = layout.groups == 10 ? 5 : layout.groups == 8 ? 4 : 3; break;
     case PackedKind::kFp4: layout.chunk_groups = layout.groups; break;
     case PackedKind::kBf16: layout.chunk_groups = layout.groups == 9 ? 3 : 2; break;
   }

@@ -49,25 +49,26 @@ __device__ __forceinline__ uint32_t ScalePair(uint32_t word, int i) {
   return __byte_perm(word, 0, static_cast<uint32_t>(0x4040 + 0x0101 * i)) << 7;
 }
 
-// Operand registers of the two 16 x 16 steps of one group.
+// Operand registers of the two 16 x 16 steps of one group: the `at`-th of `codes`, with the scales of group `group` of the chunk.
 template <typename G>
-__device__ __forceinline__ void DecodeGroup(const uint8_t* chunk, int group, int lane, uint32_t (&a)[2][4]) {
+__device__ __forceinline__ void DecodeGroup(const uint8_t* codes, int at, const uint8_t* scales, int group, int lane,
+                                            uint32_t (&a)[2][4]) {
   if constexpr (G::kKind == PackedKind::kFp4) {
-    const uint2 w = *reinterpret_cast<const uint2*>(chunk + group * 256 + lane * 8);
-    const uint32_t sc = *reinterpret_cast<const uint32_t*>(chunk + G::kChunk * 256 + ((lane >> 2) * G::kScaleWords + group / 2) * 4);
+    const uint2 w = *reinterpret_cast<const uint2*>(codes + at * 256 + lane * 8);
+    const uint32_t sc = *reinterpret_cast<const uint32_t*>(scales + ((lane >> 2) * G::kScaleWords + group / 2) * 4);
     DecodeFp4(w.x, ScalePair(sc, 2 * (group & 1)), a[0][0], a[0][2], a[1][0], a[1][2]);
     DecodeFp4(w.y, ScalePair(sc, 2 * (group & 1) + 1), a[0][1], a[0][3], a[1][1], a[1][3]);
   } else if constexpr (G::kKind == PackedKind::kFp8) {
-    const uint4 w = *reinterpret_cast<const uint4*>(chunk + group * 512 + lane * 16);
-    const uint32_t sc = *reinterpret_cast<const uint32_t*>(chunk + G::kChunk * 512 + group / 2 * 4);
+    const uint4 w = *reinterpret_cast<const uint4*>(codes + at * 512 + lane * 16);
+    const uint32_t sc = *reinterpret_cast<const uint32_t*>(scales + group / 2 * 4);
     const uint32_t s0 = ScalePair(sc, 2 * (group & 1)), s1 = ScalePair(sc, 2 * (group & 1) + 1);
     DecodeFp8(w.x, s0, a[0][0], a[0][2]);
     DecodeFp8(w.y, s1, a[0][1], a[0][3]);
     DecodeFp8(w.z, s0, a[1][0], a[1][2]);
     DecodeFp8(w.w, s1, a[1][1], a[1][3]);
   } else {
-    const uint4 s0 = *reinterpret_cast<const uint4*>(chunk + group * 1024 + lane * 16);
-    const uint4 s1 = *reinterpret_cast<const uint4*>(chunk + group * 1024 + 512 + lane * 16);
+    const uint4 s0 = *reinterpret_cast<const uint4*>(codes + at * 1024 + lane * 16);
+    const uint4 s1 = *reinterpret_cast<const uint4*>(codes + at * 1024 + 512 + lane * 16);
     a[0][0] = s0.x, a[0][1] = s0.y, a[0][2] = s0.z, a[0][3] = s0.w;
     a[1][0] = s1.x, a[1][1] = s1.y, a[1][2] = s1.z, a[1][3] = s1.w;
   }

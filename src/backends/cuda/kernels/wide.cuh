@@ -29,11 +29,16 @@ struct WideSmem {
   static constexpr int kWarpgroups = kWarpgroups_;  // that multiply, 64 rows each
   using Threads = WideThreads<kWarpgroups>;
   static constexpr int kRows = 64 * kWarpgroups;
-  static constexpr int kWeightBytes = kRows / 16 * G::kChunkBytes;
-  static constexpr int kTokenBytes = G::kChunk * kMaxTokens * 64;
+  // A stage is a part of a chunk: its groups and, whole, its scales. Measured: smaller stages cost more than deeper rings win.
+  static constexpr int kParts = 1;
+  static constexpr int kGroups = G::kChunk / kParts;
+  static constexpr int kCodeBytes = kGroups * G::kGroupBytes;
+  static constexpr int kTileBytes = kCodeBytes + G::kScaleBytes;  // of 16 rows
+  static constexpr int kWeightBytes = kRows / 16 * kTileBytes;
+  static constexpr int kTokenBytes = kGroups * kMaxTokens * 64;
   // Tiles are aligned to 1024 bytes.
   static constexpr int kStageBytes = (kTokenBytes + kWeightBytes + 1023) / 1024 * 1024;
-  static constexpr int kBudget = 208 << 10;
+  static constexpr int kBudget = 214 << 10;
   static constexpr int kStages = kBudget / kStageBytes < 6 ? kBudget / kStageBytes : 6;
   static_assert(kStages >= 2);
   static constexpr int kBarrierOffset = kStages * kStageBytes;
@@ -68,6 +73,18 @@ struct WideProducer {
   uint64_t* full;
   uint64_t* empty;
   uint32_t count = 0;  // stages so far
+  // With three stages or more the copies of two are on their way at a time.
+  static constexpr int kLag = S::kStages >= 3 ? 1 : 0;
+
+  __device__ void Arrive(uint32_t stage) {
+    AsyncProxyFence();
+    BarrierArrive(full + stage % S::kStages);
+  }
+  // After the last tile.
+  __device__ void Finish() {
+    AsyncWait<0>();
+    if (kLag > 0 && count > 0) Arrive(count - 1);
+  }
 
   template <typename RowOf>
   __device__ void Fetch(const WideTile& tile, int segments, int units_per_segment, RowOf&& row_of) {
@@ -81,7 +98,8 @@ struct WideProducer {
     const int tokens = (tile.count + 15) / 16 * 16;
     const uint32_t offset = first_token * 64 + ((quarter ^ ((first_token >> 1) & 3)) << 4);
     for (int slice = 0; slice < segments * G::kSlices; ++slice) {
-      for (int chunk = 0; chunk < G::kChunks; ++chunk, ++count) {
+      for (int part = 0; part < G::kChunks * S::kParts; ++part, ++count) {
+        const int chunk = part / S::kParts, in_chunk = part % S::kParts;
         const int stage = count % S::kStages;
         const uint32_t turn = count / S::kStages;
         if (turn > 0) BarrierWait(empty + stage, (turn & 1) ^ 1);
@@ -90,10 +108,16 @@ struct WideProducer {
         __syncwarp();
         if (thread < S::kRows / 16) {
           const int row_tile = min(tile.first_tile + thread, tile.num_tiles - 1);
-          BulkLoad(at + S::kTokenBytes + thread * G::kChunkBytes,
-                   WideChunk<G>(tile.weights, row_tile, slice, chunk, units_per_segment), G::kChunkBytes, full + stage);
+          const uint8_t* from = WideChunk<G>(tile.weights, row_tile, slice, chunk, units_per_segment);
+          uint8_t* to = at + S::kTokenBytes + thread * S::kTileBytes;
+          if constexpr (S::kParts == 1) {
+            BulkLoad(to, from, S::kTileBytes, full + stage);
+          } else {
+            BulkLoad(to, from + in_chunk * S::kCodeBytes, S::kCodeBytes, full + stage);
+            BulkLoad(to + S::kCodeBytes, from + G::kChunk * G::kGroupBytes, G::kScaleBytes, full + stage);
+          }
         }
-        const int64_t column = tile.column + (slice * G::kGroups + chunk * G::kChunk) * 32;
+        const int64_t column = tile.column + (slice * G::kGroups + part * S::kGroups) * 32;
 #pragma unroll
         for (int i = 0; i < kTurns; ++i) {
           if (first_token + 32 * i < tokens) {
@@ -101,13 +125,16 @@ struct WideProducer {
             const __nv_bfloat16* from = is_present ? rows[i] + column + quarter * 8 : reinterpret_cast<const __nv_bfloat16*>(tile.weights);
             const uint32_t to = SmemAddr(at) + offset + i * 2048;
 #pragma unroll
-            for (int g = 0; g < G::kChunk; ++g) AsyncCopy16(to + g * (kMaxTokens * 64), from + (is_present ? g * 32 : 0), is_present);
+            for (int g = 0; g < S::kGroups; ++g) AsyncCopy16(to + g * (kMaxTokens * 64), from + (is_present ? g * 32 : 0), is_present);
           }
         }
         AsyncCommit();
-        AsyncWait<0>();
-        AsyncProxyFence();
-        BarrierArrive(full + stage);
+        AsyncWait<kLag>();
+        if (kLag == 0) {
+          Arrive(count);
+        } else if (count > 0) {
+          Arrive(count - 1);
+        }
       }
     }
   }
@@ -123,20 +150,20 @@ struct WideConsumer {
   uint64_t* empty;
   uint32_t count = 0;
 
-  // One chunk: groups of 32 columns, operands of the next are decoded while the tensor cores work.
+  // One stage: groups of 32 columns, operands of the next are decoded while the tensor cores work.
   template <int kN>
-  __device__ __forceinline__ void MultiplyChunk(float (&acc)[kN / 2], bool is_first) {
+  __device__ __forceinline__ void MultiplyStage(float (&acc)[kN / 2], bool is_first, int in_chunk) {
     const int stage = count % S::kStages;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const uint8_t* const at = smem + stage * S::kStageBytes;
-    const uint8_t* const weights = at + S::kTokenBytes + warp * G::kChunkBytes;
+    const uint8_t* const weights = at + S::kTokenBytes + warp * S::kTileBytes;
     BarrierWait(full + stage, count / S::kStages & 1);
     uint32_t a[2][2][4];
 #pragma unroll
-    for (int i = 0; i < G::kChunk; ++i) {
+    for (int i = 0; i < S::kGroups; ++i) {
       // While these operands are decoded, the tensor cores work on the group before.
       uint32_t(&operands)[2][4] = a[i & 1];
-      DecodeGroup<G>(weights, i, lane, operands);
+      DecodeGroup<G>(weights, i, weights + S::kCodeBytes, in_chunk * S::kGroups + i, lane, operands);
       FenceRegisters(operands);
       FenceRegisters(acc);
       WarpgroupArrive();
@@ -157,15 +184,18 @@ struct WideConsumer {
   template <int kN, bool kBySlice, int kSegments>
   __device__ __forceinline__ void Multiply(float (&total)[kN / 2]) {
     if constexpr (!kBySlice) {
-      MultiplyChunk<kN>(total, true);
-      for (int i = 1; i < kSegments * G::kSlices * G::kChunks; ++i) MultiplyChunk<kN>(total, false);
+      MultiplyStage<kN>(total, true, 0);
+      for (int i = 1; i < kSegments * G::kSlices * G::kChunks * S::kParts; ++i) MultiplyStage<kN>(total, false, i % S::kParts);
     } else {
       float before[kSegments == 2 ? kN / 2 : 1];
 #pragma unroll
       for (int segment = 0; segment < kSegments; ++segment) {
         for (int slice = 0; slice < G::kSlices; ++slice) {
           float acc[kN / 2];
-          for (int chunk = 0; chunk < G::kChunks; ++chunk) MultiplyChunk<kN>(acc, chunk == 0);
+          for (int chunk = 0; chunk < G::kChunks; ++chunk) {
+#pragma unroll
+            for (int part = 0; part < S::kParts; ++part) MultiplyStage<kN>(acc, chunk == 0 && part == 0, part);
+          }
 #pragma unroll
           for (int i = 0; i < kN / 2; ++i) total[i] = slice == 0 ? acc[i] : total[i] + acc[i];
         }
