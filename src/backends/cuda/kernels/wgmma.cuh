@@ -7,6 +7,13 @@
 
 #include "backends/cuda/kernels/ptx.cuh"
 
+// Other architectures compile these kernels but have no such instructions: the launch functions' callers do not use them there.
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#define DI_SM90A_ASM(...) asm volatile(__VA_ARGS__)
+#else
+#define DI_SM90A_ASM(...) __trap()
+#endif
+
 namespace deepinfer::cuda {
 
 // ---- descriptors ----
@@ -18,33 +25,33 @@ __device__ __forceinline__ uint64_t SmemDescriptor(uint32_t addr, uint32_t strid
          (static_cast<uint64_t>(swizzle) << 62);
 }
 
-__device__ __forceinline__ void WarpgroupArrive() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void WarpgroupCommit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void WarpgroupArrive() { DI_SM90A_ASM("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void WarpgroupCommit() { DI_SM90A_ASM("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int kPending>
 __device__ __forceinline__ void WarpgroupWait() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+  DI_SM90A_ASM("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 // Keeps the compiler from moving accumulators across asynchronous products.
 template <int kCount>
 __device__ __forceinline__ void FenceRegisters(float (&r)[kCount]) {
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(r[i])::"memory");
+  for (int i = 0; i < kCount; ++i) DI_SM90A_ASM("" : "+f"(r[i])::"memory");
 }
 template <int kRows, int kCols>
 __device__ __forceinline__ void FenceRegisters(uint32_t (&r)[kRows][kCols]) {
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
 #pragma unroll
-    for (int j = 0; j < kCols; ++j) asm volatile("" : "+r"(r[i][j])::"memory");
+    for (int j = 0; j < kCols; ++j) DI_SM90A_ASM("" : "+r"(r[i][j])::"memory");
   }
 }
 template <int kRegisters>
 __device__ __forceinline__ void RaiseRegisters() {
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+  DI_SM90A_ASM("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 template <int kRegisters>
 __device__ __forceinline__ void LowerRegisters() {
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+  DI_SM90A_ASM("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
 // ---- products ----
@@ -57,7 +64,7 @@ struct Wgmma<8> {
   static constexpr int kRegisters = 4;
   // a from shared memory (K-major), b K-major.
   static __device__ __forceinline__ void SS(float (&c)[4], uint64_t a, uint64_t b, bool add) {
-    asm volatile(
+    DI_SM90A_ASM(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %6, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 "
         "{%0, %1, %2, %3}, %4, %5, p, 1, 1, 0, 0;\n}\n"
@@ -67,7 +74,7 @@ struct Wgmma<8> {
   // a from registers (the lanes' layout of mma.sync); b K-major, or transposed.
   template <bool kTransposed>
   static __device__ __forceinline__ void RS(float (&c)[4], const uint32_t (&a)[4], uint64_t b, bool add) {
-    asm volatile(
+    DI_SM90A_ASM(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %9, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 "
         "{%0, %1, %2, %3}, {%4, %5, %6, %7}, %8, p, 1, 1, %10;\n}\n"
@@ -81,7 +88,7 @@ struct Wgmma<16> {
   static constexpr int kRegisters = 8;
   // a from shared memory (K-major), b K-major.
   static __device__ __forceinline__ void SS(float (&c)[8], uint64_t a, uint64_t b, bool add) {
-    asm volatile(
+    DI_SM90A_ASM(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 "
         "{%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, p, 1, 1, 0, 0;\n}\n"
@@ -91,7 +98,7 @@ struct Wgmma<16> {
   // a from registers (the lanes' layout of mma.sync); b K-major, or transposed.
   template <bool kTransposed>
   static __device__ __forceinline__ void RS(float (&c)[8], const uint32_t (&a)[4], uint64_t b, bool add) {
-    asm volatile(
+    DI_SM90A_ASM(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %13, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 "
         "{%0, %1, %2, %3, %4, %5, %6, %7}, {%8, %9, %10, %11}, %12, p, 1, 1, %14;\n}\n"
@@ -105,7 +112,7 @@ struct Wgmma<32> {
   static constexpr int kRegisters = 16;
   // a from shared memory (K-major), b K-major.
   static __device__ __forceinline__ void SS(float (&c)[16], uint64_t a, uint64_t b, bool add) {
-    asm volatile(
+    DI_SM90A_ASM(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
         "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, %16, %17, p, 1, 1, 0, 0;\n}\n"
@@ -116,7 +123,7 @@ struct Wgmma<32> {
   // a from registers (the lanes' layout of mma.sync); b K-major, or transposed.
   template <bool kTransposed>
   static __device__ __forceinline__ void RS(float (&c)[16], const uint32_t (&a)[4], uint64_t b, bool add) {
-    asm volatile(
+    DI_SM90A_ASM(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
         "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, {%16, %17, %18, %19}, %20, p, 1, 1, %22;\n}\n"
@@ -131,7 +138,7 @@ struct Wgmma<64> {
   static constexpr int kRegisters = 32;
   // a from shared memory (K-major), b K-major.
   static __device__ __forceinline__ void SS(float (&c)[32], uint64_t a, uint64_t b, bool add) {
-    asm volatile(
+    DI_SM90A_ASM(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
         "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, "
@@ -145,7 +152,7 @@ struct Wgmma<64> {
   // a from registers (the lanes' layout of mma.sync); b K-major, or transposed.
   template <bool kTransposed>
   static __device__ __forceinline__ void RS(float (&c)[32], const uint32_t (&a)[4], uint64_t b, bool add) {
-    asm volatile(
+    DI_SM90A_ASM(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
         "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, "
@@ -163,7 +170,7 @@ struct Wgmma<96> {
   static constexpr int kRegisters = 48;
   // a from shared memory (K-major), b K-major.
   static __device__ __forceinline__ void SS(float (&c)[48], uint64_t a, uint64_t b, bool add) {
-    asm volatile(
+    DI_SM90A_ASM(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %50, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 "
         "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, "
@@ -180,7 +187,7 @@ struct Wgmma<96> {
   // a from registers (the lanes' layout of mma.sync); b K-major, or transposed.
   template <bool kTransposed>
   static __device__ __forceinline__ void RS(float (&c)[48], const uint32_t (&a)[4], uint64_t b, bool add) {
-    asm volatile(
+    DI_SM90A_ASM(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %53, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 "
         "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, "
@@ -201,7 +208,7 @@ struct Wgmma<128> {
   static constexpr int kRegisters = 64;
   // a from shared memory (K-major), b K-major.
   static __device__ __forceinline__ void SS(float (&c)[64], uint64_t a, uint64_t b, bool add) {
-    asm volatile(
+    DI_SM90A_ASM(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
         "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, "
@@ -221,7 +228,7 @@ struct Wgmma<128> {
   // a from registers (the lanes' layout of mma.sync); b K-major, or transposed.
   template <bool kTransposed>
   static __device__ __forceinline__ void RS(float (&c)[64], const uint32_t (&a)[4], uint64_t b, bool add) {
-    asm volatile(
+    DI_SM90A_ASM(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
         "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, "
@@ -246,7 +253,7 @@ struct Wgmma<80> {
   // a from registers (the lanes' layout of mma.sync); b K-major, or transposed.
   template <bool kTransposed>
   static __device__ __forceinline__ void RS(float (&c)[40], const uint32_t (&a)[4], uint64_t b, bool add) {
-    asm volatile(
+    DI_SM90A_ASM(
         "{\n.reg .pred p;\nsetp.ne.b32 p, %45, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n80k16.f32.bf16.bf16 "
         "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, "
