@@ -106,21 +106,22 @@ DI_INLINE void ScoreBlock(const float* query, int64_t dim, const float* const* k
   }
 }
 
-// Channels c..c+15 of H heads: sum over keys, ascending, of weight * key.
+// 16 channels of H heads: sum over `count` keys of a panel, ascending, of weight * key, on top of what is in `out` unless they
+// are the first. Divided by the denominators after the last.
 template <int H>
-DI_INLINE void ValueBlock(const float* weights, int64_t weight_stride, const float* const* keys, int64_t c, int64_t num_keys,
+DI_INLINE void ValueBlock(const float* weights, int64_t weight_stride, const float* panel, int64_t count, bool is_first, bool is_last,
                           const float* denominator, float* out, int64_t dim) {
   constexpr int kVecs = 16 / kLanes;
   Vec acc[H][kVecs];
 #pragma GCC unroll 8
   for (int h = 0; h < H; ++h) {
 #pragma GCC unroll 2
-    for (int v = 0; v < kVecs; ++v) acc[h][v] = Vec{};
+    for (int v = 0; v < kVecs; ++v) acc[h][v] = is_first ? Vec{} : LoadVec(out + h * dim + v * kLanes);
   }
-  for (int64_t i = 0; i < num_keys; ++i) {
+  for (int64_t i = 0; i < count; ++i) {
     Vec k[kVecs];
 #pragma GCC unroll 2
-    for (int v = 0; v < kVecs; ++v) k[v] = LoadVec(keys[i] + c + v * kLanes);
+    for (int v = 0; v < kVecs; ++v) k[v] = LoadVec(panel + i * 16 + v * kLanes);
 #pragma GCC unroll 8
     for (int h = 0; h < H; ++h) {
       const Vec w = Splat(weights[h * weight_stride + i]);
@@ -131,7 +132,7 @@ DI_INLINE void ValueBlock(const float* weights, int64_t weight_stride, const flo
 #pragma GCC unroll 8
   for (int h = 0; h < H; ++h) {
 #pragma GCC unroll 2
-    for (int v = 0; v < kVecs; ++v) StoreVec(out + h * dim + v * kLanes, acc[h][v] / Splat(denominator[h]));
+    for (int v = 0; v < kVecs; ++v) StoreVec(out + h * dim + v * kLanes, is_last ? acc[h][v] / Splat(denominator[h]) : acc[h][v]);
   }
 }
 
@@ -197,21 +198,29 @@ DI_INLINE void ValuesOfChannels(const AttendTask& task, int64_t first, int64_t l
     }
     return;
   }
+  // The channels of so many keys, one after another: they stay in the first-level cache and in few pages while all heads pass
+  // over them.
+  constexpr int64_t kPanelKeys = 256;
+  alignas(64) float panel[kPanelKeys * 16];
   for (int64_t c = first; c < last; c += 16) {
-    float* out = task.out + c;
     int h = 0;
-    for (; h + kPvHeads <= heads; h += kPvHeads) {
-      ValueBlock<kPvHeads>(task.scores + h * stride, stride, keys, c, n, task.denominators + h, out + h * dim, dim);
-    }
-    for (; h + 2 <= heads; h += 2) {
-      ValueBlock<2>(task.scores + h * stride, stride, keys, c, n, task.denominators + h, out + h * dim, dim);
-    }
-    for (; h < heads; ++h) {
-      ValueBlock<1>(task.scores + h * stride, stride, keys, c, n, task.denominators + h, out + h * dim, dim);
+    for (int64_t begin = 0; begin < n; begin += kPanelKeys) {
+      const int64_t count = begin + kPanelKeys < n ? kPanelKeys : n - begin;
+      const bool is_first = begin == 0, is_last = begin + count == n;
+      for (int64_t i = 0; i < count; ++i) {
+#pragma GCC unroll 2
+        for (int v = 0; v < 16; v += kLanes) StoreVec(panel + i * 16 + v, LoadVec(keys[begin + i] + c + v));
+      }
+      const auto add = [&]<int H>() __attribute__((always_inline)) {
+        ValueBlock<H>(task.scores + h * stride + begin, stride, panel, count, is_first, is_last, task.denominators + h, task.out + c + h * dim, dim);
+      };
+      for (h = 0; h + kPvHeads <= heads; h += kPvHeads) add.template operator()<kPvHeads>();
+      for (; h + 2 <= heads; h += 2) add.template operator()<2>();
+      for (; h < heads; ++h) add.template operator()<1>();
     }
     if (!task.round_bf16) continue;
     for (h = 0; h < heads; ++h) {
-      float* row = out + h * dim;
+      float* row = task.out + c + h * dim;
       *reinterpret_cast<F8u*>(row) = RoundBf16x8(*reinterpret_cast<const F8u*>(row));
       *reinterpret_cast<F8u*>(row + 8) = RoundBf16x8(*reinterpret_cast<const F8u*>(row + 8));
     }

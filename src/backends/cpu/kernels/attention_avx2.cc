@@ -7,7 +7,7 @@ namespace deepinfer::cpu {
 namespace {
 
 constexpr int kLanes = 8;
-constexpr int kPvHeads = 4;
+constexpr int kPvHeads = 6;
 #define DI_FMA(a, b, c) _mm256_fmadd_ps(a, b, c)
 
 #include "backends/cpu/kernels/attention-inl.h"
