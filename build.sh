@@ -171,7 +171,7 @@ run_test() {
   local dir passed=0 failed=0 summary
   dir=$(build_dir)
   say "building ($BUILD_TYPE) into $dir"
-  configure "$dir" -DDEEPINFER_TESTS=ON -DDEEPINFER_BENCH=ON -DDEEPINFER_EXAMPLES=ON -DDEEPINFER_PYTHON=ON \
+  configure "$dir" -DDEEPINFER_TESTS=ON -DDEEPINFER_UNITY=TESTS -DDEEPINFER_BENCH=ON -DDEEPINFER_EXAMPLES=ON -DDEEPINFER_PYTHON=ON \
     -DPython_EXECUTABLE="$PWD/.venv/bin/python"
   ninja -C "$dir" -j"$JOBS"
   say "style: include directions"

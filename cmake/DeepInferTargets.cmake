@@ -1,7 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-# deepinfer_folder(NAME [NO_PCH] [DEPS target...]): the library deepinfer_NAME of every .cc file below the current folder.
+# Several files of a target as one, as DEEPINFER_UNITY says; files with flags of their own stay apart.
+function(deepinfer_use_unity target)
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
+endfunction()
+
+# deepinfer_folder(NAME [NO_PCH] [NO_UNITY] [DEPS target...]): the library deepinfer_NAME of every .cc file below the current
+# folder.
 function(deepinfer_folder name)
-  cmake_parse_arguments(ARG "NO_PCH" "" "DEPS" ${ARGN})
+  cmake_parse_arguments(ARG "NO_PCH;NO_UNITY" "" "DEPS" ${ARGN})
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cc)
   if(sources)
     add_library(deepinfer_${name} STATIC ${sources})
@@ -10,6 +16,9 @@ function(deepinfer_folder name)
     if(NOT ARG_NO_PCH)
       deepinfer_use_pch(deepinfer_${name} library)
     endif()
+    if(DEEPINFER_UNITY STREQUAL "ON" AND NOT ARG_NO_UNITY)
+      deepinfer_use_unity(deepinfer_${name})
+    endif()
   else()
     add_library(deepinfer_${name} INTERFACE)
     target_include_directories(deepinfer_${name} INTERFACE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/include)
@@ -17,9 +26,10 @@ function(deepinfer_folder name)
   endif()
 endfunction()
 
-# deepinfer_tests(NAME [LABEL label] [DEPS target...]): one test program from every *_test.cc of the current folder.
+# deepinfer_tests(NAME [LABEL label] [NO_UNITY] [APART file...] [DEPS target...]): one test program from every *_test.cc of the
+# current folder. APART: files whose names would collide in one with others.
 function(deepinfer_tests name)
-  cmake_parse_arguments(ARG "" "LABEL" "DEPS" ${ARGN})
+  cmake_parse_arguments(ARG "NO_UNITY" "LABEL" "APART;DEPS" ${ARGN})
   file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cc)
   if(NOT sources)
     return()
@@ -33,5 +43,9 @@ function(deepinfer_tests name)
   target_compile_definitions(${name}_test PRIVATE DEEPINFER_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
   target_compile_options(${name}_test PRIVATE ${DEEPINFER_TEST_FLAGS})
   deepinfer_use_pch(${name}_test tests)
+  if(DEEPINFER_UNITY AND NOT ARG_NO_UNITY)
+    deepinfer_use_unity(${name}_test)
+    set_source_files_properties(${ARG_APART} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+  endif()
   gtest_discover_tests(${name}_test TEST_PREFIX "${name}." PROPERTIES LABELS ${ARG_LABEL} TIMEOUT 600 DISCOVERY_TIMEOUT 60)
 endfunction()

@@ -22,7 +22,7 @@ case $kind in
     ;;
 esac
 cmake -S . -B "$dir" -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1" -DDEEPINFER_TESTS=ON \
-  -DDEEPINFER_XGRAMMAR=OFF -DDEEPINFER_SANITIZE="${kind/,/;}" "${options[@]}" >"$dir.configure.log" 2>&1 || {
+  -DDEEPINFER_XGRAMMAR=OFF -DDEEPINFER_UNITY=ON -DDEEPINFER_SANITIZE="${kind/,/;}" "${options[@]}" >"$dir.configure.log" 2>&1 || {
   tail -n 30 "$dir.configure.log" >&2
   exit 1
 }

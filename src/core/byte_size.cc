@@ -25,6 +25,7 @@ Result<int64_t> ParseByteSize(std::string_view text, std::string_view option) {
   if (copy.find_first_of("xXnN") != std::string::npos) return refuse();  // what strtod takes and people do not write
   constexpr std::string_view kLetters = "kmgt";
   double factor = 1;
+  if (unit.empty() && copy.find_first_of(".eE") != std::string::npos) return refuse();  // a unit was forgotten
   if (!unit.empty() && unit != "b") {
     const size_t power = kLetters.find(unit[0]);
     const std::string_view rest = std::string_view(unit).substr(1);

@@ -39,7 +39,7 @@ std::vector<OptionSpec> MainRows() {
       {.name = "kv-format", .group = "Model", .commands = "eval,bench,debug logits,debug draft", .field = DI_FIELD(model.kv_format),
        .help = "width of the compressed KV cache; mxfp8 doubles it and is for comparisons", .kind = kChoice,
        .choices = {"fp4", "mxfp8"}},
-      {.name = "max-model-len", .group = "Model", .commands = kRunsModel, .field = DI_FIELD(model.max_model_len),
+      {.name = "max-model-len", .group = "Model", .commands = "generate,chat,serve,batch,eval,bench,debug logits,debug draft,inspect", .field = DI_FIELD(model.max_model_len),
        .help = "limit of prompt plus output in tokens; lower it to save memory", .kind = kInt, .value_name = "TOKENS", .min = 0,
        .max = kMaxInt32, .default_text = "what the checkpoint allows"},
       {.name = "threads", .group = "Model", .commands = "generate,chat,serve,batch,eval,bench,debug,inspect,doctor", .field = DI_FIELD(model.threads),

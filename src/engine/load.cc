@@ -44,8 +44,6 @@ MemoryInfo MemoryOf(const device::Device& device) {
   return memory;
 }
 
-// What the memory check assumes of a cache that grows on demand.
-constexpr int64_t kAssumedCacheTokens = 8192;
 // STATE records of the exact cache mode.
 constexpr int64_t kFewestRecords = 16, kMostRecords = 256;
 // A context that is fitted to the memory is at least that long: its cache grows as it is used.
@@ -307,25 +305,26 @@ Result<std::unique_ptr<Engine>> LoadEngine(LoadOptions options) {
     checkpoint = std::move(opened);
   }
   model::Residency residency;
-  model::MemoryPlan plan;
-  plan.numerics = parts.numerics;
+  model::MemoryPlan plan =
+      model::PlanMemory(parts.config, parts.numerics, options.max_model_len, options.cache_tokens, options.prefill_chunk_tokens);
   plan.with_draft = options.with_draft || parts.num_drafts > 0;
   plan.use_fp4_sparse_kv = options.use_fp4_sparse_kv;
-  const int64_t max_len = options.max_model_len > 0 ? std::min(options.max_model_len, parts.config.max_position_embeddings)
-                                                    : parts.config.max_position_embeddings;
-  plan.cache_tokens = options.cache_tokens > 0 ? options.cache_tokens : std::min(max_len, kAssumedCacheTokens);
-  plan.chunk_tokens = std::min(options.prefill_chunk_tokens, max_len);
   const model::InventorySummary summary = model::SummarizeInventory(parts.config, true);
-  const model::MemoryNeed need = model::EstimateMemory(parts.config, summary, plan);
   backends::DeviceOptions device_options;
   device_options.num_threads = options.num_threads;
   device_options.cpu_isa = options.cpu_isa;
   DI_ASSIGN_OR_RETURN(device_options.cpu_pinning, ParseCpuPinning(options.cpu_pinning));
   device_options.cuda_plugin = options.cuda_plugin;
   DI_ASSIGN_OR_RETURN(parts.device, backends::CreateDevice(options.device, device_options));
+  const auto estimate = [&] {
+    plan.maps_embedding = parts.device->has_host_memory();
+    return model::EstimateMemory(parts.config, summary, plan);
+  };
+  model::MemoryNeed need = estimate();
   if (const int64_t free = parts.device->free_bytes(); free >= 0 && need.total() > free) {
     if (options.device == "auto") {
       DI_ASSIGN_OR_RETURN(parts.device, backends::CreateDevice("cpu", device_options));
+      need = estimate();
     } else if (options.check_memory) {
       return ResourceExhausted(fmt::format("the model needs {} on the GPU ({} of them weights) but {} are free there; use a larger GPU or --device cpu",
                                            FormatBytes(need.total()), FormatBytes(need.weight_bytes), FormatBytes(free)));
@@ -340,12 +339,7 @@ Result<std::unique_ptr<Engine>> LoadEngine(LoadOptions options) {
     } else {
       DI_ASSIGN_OR_RETURN(residency, model::PlanResidency(parts.config, summary, plan, need, budget_bytes, memory.available_bytes));
       if (residency.streams_experts) resident_bytes += residency.expert_budget - residency.expert_bytes;
-      // The caches of requests that run together get a share of their own, so that the sum stays within the budget.
-      if (budget_bytes > 0 || residency.streams_experts) {
-        const int64_t share = residency.streams_experts ? std::min(limit / 32, residency.expert_budget / 2) : limit - residency.fixed_bytes - residency.expert_bytes;
-        parts.cache_bytes = need.cache_bytes + std::max<int64_t>(share, 0);
-        if (residency.streams_experts) residency.expert_budget -= std::max<int64_t>(share, 0);
-      }
+      if (budget_bytes > 0 || residency.streams_experts) parts.cache_bytes = need.cache_bytes + residency.cache_share;
     }
     if (options.max_model_len == 0 && options.fit_max_model_len) {
       parts.options = options;

@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "core/integers.h"
 #include "core/progress.h"
 #include "engine/prefix_key.h"
 
@@ -15,8 +16,6 @@ namespace {
 
 // Sequences at full length whose blocks the model's address space has room for; the rest is for requests that run alone.
 constexpr int64_t kMaxFullSequences = 240;
-
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int64_t RankBlocks(const DeviceMemory& rank, double utilization, int64_t block_bytes) {
   const int64_t usable = static_cast<int64_t>(std::floor(static_cast<double>(rank.total_bytes) * utilization));

@@ -6,14 +6,9 @@
 #include <algorithm>
 
 #include "core/check.h"
+#include "core/integers.h"
 
 namespace deepinfer::engine {
-
-namespace {
-
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-}  // namespace
 
 int64_t Scheduler::NumBlocks(const Sequence& seq) const {
   // With drafts, a step in flight or planned may write that many positions more.

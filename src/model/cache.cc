@@ -4,13 +4,9 @@
 #include <memory>
 #include <numeric>
 
+#include "core/integers.h"
+
 namespace deepinfer::model {
-
-namespace {
-
-int64_t RoundUp(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
-
-}  // namespace
 
 CacheLayout CacheLayout::Make(const ModelConfig& config, Numerics numerics, bool use_fp4_sparse_kv, int max_backtracking) {
   using device::KeyFormat;

@@ -19,8 +19,8 @@ namespace deepinfer::model {
 
 namespace {
 
-constexpr int64_t kTileBytes = int64_t{4} << 20;
-constexpr size_t kTilesPerRound = 32;
+constexpr int64_t kWriteTileBytes = int64_t{4} << 20;
+constexpr size_t kWriteTilesPerRound = 32;
 
 Status WriteError(const std::string& path, int error) {
   return ResourceExhausted(fmt::format("cannot write {}: {}", path, std::strerror(error)));
@@ -145,19 +145,19 @@ Status WriteSeededCheckpoint(const std::string& dir,
   }
   int64_t done = 0;
   std::vector<std::vector<uint8_t>> buffers(static_cast<size_t>(pool.num_threads()),
-                                            std::vector<uint8_t>(static_cast<size_t>(kTileBytes)));
-  std::vector<Status> statuses(kTilesPerRound);
+                                            std::vector<uint8_t>(static_cast<size_t>(kWriteTileBytes)));
+  std::vector<Status> statuses(kWriteTilesPerRound);
   for (size_t s = 0; s < shards.size(); ++s) {
     DI_ASSIGN_OR_RETURN(const std::unique_ptr<ShardWriter> writer,
                         ShardWriter::Create(dir + "/" + ShardName(s, shards.size()), shards[s]));
     std::vector<Tile> tiles;
     for (size_t i = 0; i < shards[s].size(); ++i) {
       const int64_t size = shards[s][i].num_bytes();
-      for (int64_t begin = 0; begin < size; begin += kTileBytes)
-        tiles.push_back({i, begin, std::min(kTileBytes, size - begin)});
+      for (int64_t begin = 0; begin < size; begin += kWriteTileBytes)
+        tiles.push_back({i, begin, std::min(kWriteTileBytes, size - begin)});
     }
-    for (size_t first = 0; first < tiles.size(); first += kTilesPerRound) {
-      const size_t round = std::min(kTilesPerRound, tiles.size() - first);
+    for (size_t first = 0; first < tiles.size(); first += kWriteTilesPerRound) {
+      const size_t round = std::min(kWriteTilesPerRound, tiles.size() - first);
       pool.ParallelFor(static_cast<int64_t>(round), [&](int64_t i, int thread_idx) {
         const Tile& tile = tiles[first + static_cast<size_t>(i)];
         const std::span<uint8_t> bytes(buffers[static_cast<size_t>(thread_idx)].data(),

@@ -17,7 +17,7 @@ namespace deepinfer::model {
 namespace {
 
 constexpr int64_t kAlignment = 64;
-constexpr int64_t kTileBytes = int64_t{1} << 20;
+constexpr int64_t kDummyTileBytes = int64_t{1} << 20;
 
 }  // namespace
 
@@ -72,11 +72,11 @@ Result<std::unique_ptr<Checkpoint>> Checkpoint::Dummy(const ModelConfig& config,
     view.shape.assign(t.shape().begin(), t.shape().end());
     view.data = at;
     view.num_bytes = t.num_bytes();
-    for (int64_t begin = 0; begin < view.num_bytes; begin += kTileBytes) {
+    for (int64_t begin = 0; begin < view.num_bytes; begin += kDummyTileBytes) {
       tiles.push_back(
           {&t,
            begin,
-           {at + begin, static_cast<size_t>(std::min(kTileBytes, view.num_bytes - begin))}});
+           {at + begin, static_cast<size_t>(std::min(kDummyTileBytes, view.num_bytes - begin))}});
     }
     at += (view.num_bytes + kAlignment - 1) / kAlignment * kAlignment;
     checkpoint->payload_bytes_ += view.num_bytes;

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "core/integers.h"
 #include "model/inventory.h"
 
 #include <algorithm>
@@ -8,10 +9,6 @@
 namespace deepinfer::model {
 
 namespace {
-
-int64_t CeilDiv(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
 
 // Emits tensors until the visitor has seen enough.
 class Emitter {

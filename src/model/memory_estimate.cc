@@ -5,19 +5,18 @@
 
 #include <fmt/format.h>
 
+#include "core/integers.h"
 #include "core/progress.h"
+#include "model/cache.h"
 
 namespace deepinfer::model {
 
 namespace {
 
-constexpr int64_t kBlockTokens = 128;
 // Program, libraries, tokenizer, threads, requests.
 constexpr int64_t kProcessBytes = int64_t{96} << 20;
-
-int64_t CeilDiv(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
+// What the memory check assumes of a cache that grows on demand.
+constexpr int64_t kAssumedCacheTokens = 8192;
 
 }  // namespace
 
@@ -40,6 +39,15 @@ int64_t CacheBytesPerToken(const ModelConfig& config, Numerics numerics, bool us
   return CeilDiv(bytes_per_pair, 2);
 }
 
+MemoryPlan PlanMemory(const ModelConfig& config, Numerics numerics, int64_t max_model_len, int64_t cache_tokens, int64_t chunk_tokens) {
+  const int64_t max_len = max_model_len > 0 ? std::min(max_model_len, config.max_position_embeddings) : config.max_position_embeddings;
+  MemoryPlan plan;
+  plan.numerics = numerics;
+  plan.cache_tokens = cache_tokens > 0 ? cache_tokens : std::min(max_len, kAssumedCacheTokens);
+  plan.chunk_tokens = std::min(chunk_tokens, max_len);
+  return plan;
+}
+
 MemoryNeed EstimateMemory(const ModelConfig& config, const MemoryPlan& plan) {
   return EstimateMemory(config, SummarizeInventory(config, true), plan);
 }
@@ -49,6 +57,7 @@ MemoryNeed EstimateMemory(const ModelConfig& config,
                           const MemoryPlan& plan) {
   MemoryNeed need;
   need.mapped_bytes = summary.part(ModelPart::kEngramTables).num_bytes;
+  if (plan.maps_embedding) need.mapped_bytes += summary.part(ModelPart::kEmbedAndHead).num_bytes / 2;
   need.weight_bytes = summary.total.num_bytes - need.mapped_bytes;
   if (!plan.with_draft) {
     need.weight_bytes -= summary.part(ModelPart::kDraftExperts).num_bytes +
@@ -90,14 +99,22 @@ Result<Residency> PlanResidency(const ModelConfig& config, const InventorySummar
   r.expert_budget = r.expert_bytes;
   // With a budget of its own the process has to fit into it as well.
   if (budget_bytes > 0) r.fixed_bytes += kProcessBytes;
-  if (r.fixed_bytes + r.expert_bytes <= limit) return r;
+  if (r.fixed_bytes + r.expert_bytes <= limit) {
+    if (budget_bytes > 0) r.cache_share = limit - r.fixed_bytes - r.expert_bytes;
+    return r;
+  }
   r.streams_experts = true;
   if (budget_bytes <= 0) r.fixed_bytes += kProcessBytes;
   r.expert_budget = limit - r.fixed_bytes;
   // A few experts: those of a token, and memory for reads under way.
   const int64_t one = ExpertBytes(config, summary);
   const int64_t least = r.fixed_bytes + (config.num_experts_per_tok + 2) * one;
-  if (limit >= least) return r;
+  if (limit >= least) {
+    // So that the sum stays within the budget.
+    r.cache_share = std::min(limit / 32, r.expert_budget / 2);
+    r.expert_budget -= r.cache_share;
+    return r;
+  }
   const std::string parts = fmt::format("weights other than experts {}, caches {}, workspace {}, the process itself {}, a few experts {}", FormatBytes(need.weight_bytes - r.expert_bytes),
                                         FormatBytes(need.cache_bytes), FormatBytes(need.workspace_bytes), FormatBytes(kProcessBytes), FormatBytes(least - r.fixed_bytes));
   if (budget_bytes > 0 && budget_bytes <= available_bytes)

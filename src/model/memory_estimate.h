@@ -21,13 +21,16 @@ struct MemoryPlan {
   int64_t cache_tokens = 8192;  // over all sequences
   int64_t num_sequences = 1;
   int64_t chunk_tokens = 512;  // rows of one step
+  bool maps_embedding = true;  // rows of the embedding are read from its file, as on the CPU
 };
+// What a load assumes. max_model_len, cache_tokens 0: not given. chunk_tokens: EngineOptions::prefill_chunk_tokens.
+MemoryPlan PlanMemory(const ModelConfig& config, Numerics numerics, int64_t max_model_len, int64_t cache_tokens, int64_t chunk_tokens);
 
 struct MemoryNeed {
   int64_t weight_bytes = 0;
   int64_t cache_bytes = 0;
   int64_t workspace_bytes = 0;
-  int64_t mapped_bytes = 0;  // Engram tables: read from the files on demand, not part of total()
+  int64_t mapped_bytes = 0;  // Engram tables, embedding: read from the files on demand, not part of total()
 
   int64_t total() const { return weight_bytes + cache_bytes + workspace_bytes; }
 };
@@ -47,6 +50,7 @@ struct Residency {
   int64_t expert_bytes = 0;      // of all routed experts, drafts' included where loaded
   int64_t fixed_bytes = 0;       // everything else: dense weights, caches, workspace
   int64_t expert_budget = 0;     // for experts
+  int64_t cache_share = 0;       // for caches of requests that run together, beyond those in fixed_bytes; 0 without a budget
 };
 // budget_bytes 0: what is available. kResourceExhausted: not even the rest fits; says how much is needed.
 Result<Residency> PlanResidency(const ModelConfig& config, const InventorySummary& summary, const MemoryPlan& plan, const MemoryNeed& need,

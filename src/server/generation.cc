@@ -12,7 +12,7 @@ namespace deepinfer::server {
 namespace {
 
 // More than this is not put into a connection's buffer: the rest waits here, where it can be bounded.
-constexpr size_t kMaxUnsent = 64 << 10;
+constexpr size_t kMaxUnsentChunks = 64 << 10;
 constexpr std::string_view kEventStream = "text/event-stream; charset=utf-8";
 
 // The error that a client is told; OK for the normal ends.
@@ -168,7 +168,7 @@ void Generation::Run() {
       record.has_usage = true;
     }
     const bool wants_send = !pending_.empty() && failure.ok() && (is_event_stream_ || is_done);
-    is_waiting = wants_send && exchange_->num_unsent() >= kMaxUnsent;  // OnDrained comes
+    is_waiting = wants_send && exchange_->num_unsent() >= kMaxUnsentChunks;  // OnDrained comes
     if (wants_send && !is_waiting) sending_.swap(pending_);
   }
   if (is_done && is_too_slow_.load()) {

@@ -17,7 +17,7 @@ TEST(ByteSize, Parses) {
 }
 
 TEST(ByteSize, RefusesWhatIsNoSize) {
-  for (const char* text : {"", "GiB", "-1", "1e", "24XB", "24GiBx", "24 G B", "0x10", "nan", "inf", "99999999TiB", "1,5GiB"}) {
+  for (const char* text : {"", "GiB", "-1", "1e", "24XB", "24GiBx", "24 G B", "0x10", "nan", "inf", "99999999TiB", "5.5", "2e9", "1,5GiB"}) {
     const auto size = ParseByteSize(text, "memory_budget");
     EXPECT_FALSE(size.ok()) << text;
     EXPECT_EQ(size.status().code(), StatusCode::kInvalidArgument) << text;

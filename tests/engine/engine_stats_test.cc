@@ -90,7 +90,7 @@ TEST(EngineStats, LinesAtStepZeroAndEveryInterval) {
   EXPECT_THAT(lines[1], HasSubstr("step 0, [cpu] engine_step 10.000/10.000/10.000 ms, 1 calls, 100.0%; schedule 1.000"));
   EXPECT_THAT(lines[2], HasSubstr("step 3, [stats]"));
   EXPECT_THAT(lines[4], HasSubstr("step 6, [stats]"));
-  EXPECT_THAT(LinesOf(0, {}, [](EngineStats& stats) { stats.OnStep(Step(1, StepKind::kDecode, 2, 10)); }), testing::IsEmpty());
+  EXPECT_THAT(LinesOf(0, {}, [](EngineStats& stats) { stats.OnStep(Step(1, StepKind::kDecode, 2, 10)); }), ::testing::IsEmpty());
 }
 
 TEST(EngineStats, WholeLine) {

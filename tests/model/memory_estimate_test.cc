@@ -60,7 +60,7 @@ TEST(Residency, ExpertsThatDoNotFitAreStreamed) {
     const auto some = PlanResidency(config, summary, plan, need, budget, available);
     ASSERT_TRUE(some.ok()) << some.status().ToString();
     EXPECT_TRUE(some->streams_experts);
-    EXPECT_EQ(some->fixed_bytes + some->expert_budget, 64 * gib);
+    EXPECT_EQ(some->fixed_bytes + some->expert_budget + some->cache_share, 64 * gib);
     EXPECT_LT(some->fixed_bytes, 13 * gib);
     const StepWork work = EstimateStep(config, summary, 1, 8192);
     const MachineRates rates = {.memory_bytes_per_s = 2e11, .flop_per_s = 1e15, .disk_bytes_per_s = 7e9};

@@ -12,6 +12,7 @@
 #include "core/check.h"
 #include "core/dtypes.h"
 #include "core/finite.h"
+#include "core/integers.h"
 #include "core/log.h"
 #include "core/progress.h"
 #include "device/expert_slots.h"
@@ -23,7 +24,6 @@ constexpr int64_t kPage = InputFile::kAlignment;
 // A layer whose experts have been used that many times on average halves its counts.
 constexpr int64_t kAgeingUses = 8;
 
-int64_t RoundUp(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 int64_t RoundDown(int64_t value, int64_t unit) { return value / unit * unit; }
 
 int64_t ValueBytes(const device::HostMatrix& m) {
@@ -162,7 +162,7 @@ Status ExpertCache::OpenPack() {
   PackKey key{options_.fingerprint, static_cast<int64_t>(experts.size()), extent};
   auto opened = PackFile::Open(options_.pack_path, key, !is_mapped_);
   if (!opened.ok()) {
-    DI_LOG(info, "writing {}: {}", options_.pack_path, opened.status().message());
+    if (opened.status().code() != StatusCode::kNotFound) DI_LOG(info, "{} is written again: {}", options_.pack_path, opened.status().message());
     const Status written = WritePackFile(options_.pack_path, key, experts, pool_, [this] {
       for (const auto& file : options_.files) madvise(const_cast<uint8_t*>(file.data), static_cast<size_t>(file.bytes), MADV_DONTNEED);
     });

@@ -17,13 +17,14 @@
 #include <fmt/format.h>
 
 #include "backends/cpu/expert_cache.h"
+#include "core/integers.h"
+#include "core/log.h"
 #include "core/mapping_guard.h"
 #include "core/progress.h"
 
 namespace deepinfer::cpu {
 namespace {
 
-constexpr int64_t kPage = InputFile::kAlignment;
 constexpr uint32_t kVersion = 1;
 constexpr int64_t kFlushBytes = int64_t{256} << 20;  // written pages that may wait for the disk
 
@@ -64,10 +65,10 @@ uint64_t LayoutId() {
 
 constexpr int64_t kMostExperts = int64_t{1} << 24;
 
-int64_t DataOffset(int64_t num_experts) { return (kPage + 8 * num_experts + kPage - 1) / kPage * kPage; }
+int64_t DataOffset(int64_t num_experts) { return RoundUp(InputFile::kAlignment + 8 * num_experts, InputFile::kAlignment); }
 
 struct AlignedBytes {
-  explicit AlignedBytes(int64_t bytes) : data(static_cast<uint8_t*>(std::aligned_alloc(kPage, static_cast<size_t>(bytes)))) {}
+  explicit AlignedBytes(int64_t bytes) : data(static_cast<uint8_t*>(std::aligned_alloc(InputFile::kAlignment, static_cast<size_t>(bytes)))) {}
   AlignedBytes(const AlignedBytes&) = delete;
   AlignedBytes& operator=(const AlignedBytes&) = delete;
   ~AlignedBytes() { std::free(data); }
@@ -92,9 +93,13 @@ class Writer {
   explicit Writer(std::string path) : path_(std::move(path)), temporary_(fmt::format("{}.tmp-{}", path_, ::getpid())) {}
   ~Writer() {
     if (fd_ >= 0) ::close(fd_);
-    if (!is_kept_) ::unlink(temporary_.c_str());
+    if (is_named_ && !is_kept_) ::unlink(temporary_.c_str());
   }
   Status Create() {
+    // Without a name until it is whole, where the file system can: then no way to end leaves it behind.
+    fd_ = ::open(std::filesystem::path(path_).parent_path().c_str(), O_RDWR | O_TMPFILE | O_CLOEXEC, 0644);
+    if (fd_ >= 0) return Status::Ok();
+    is_named_ = true;
     fd_ = ::open(temporary_.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
     return fd_ < 0 ? Error("create", errno) : Status::Ok();
   }
@@ -118,6 +123,11 @@ class Writer {
   }
   Status Keep() {
     if (::fsync(fd_) != 0) return Error("write", errno);
+    if (!is_named_) {
+      const std::string open_file = fmt::format("/proc/self/fd/{}", fd_);
+      if (::linkat(AT_FDCWD, open_file.c_str(), AT_FDCWD, temporary_.c_str(), AT_SYMLINK_FOLLOW) != 0) return Error("name", errno);
+      is_named_ = true;
+    }
     if (::rename(temporary_.c_str(), path_.c_str()) != 0) return Error("rename to", errno);
     is_kept_ = true;
     return Status::Ok();
@@ -131,6 +141,7 @@ class Writer {
   }
   std::string path_, temporary_;
   int fd_ = -1;
+  bool is_named_ = false;
   bool is_kept_ = false;
 };
 
@@ -159,7 +170,7 @@ Result<PackFile> PackFile::Open(const std::string& path, const PackKey& key, boo
   DI_ASSIGN_OR_RETURN(pack.map_, MappedFile::Open(path));
   const auto stale = [&](const char* why) { return BadModel(fmt::format("the file that is there {}", why)); };
   Header header;
-  if (pack.map_.size() < kPage) return stale("is no pack file");
+  if (pack.map_.size() < InputFile::kAlignment) return stale("is no pack file");
   std::memcpy(static_cast<void*>(&header), pack.map_.data(), sizeof header);
   if (std::memcmp(header.magic, Header().magic, sizeof header.magic) != 0) return stale("is no pack file");
   if (header.checksum != HeaderChecksum(header)) return stale("has a damaged header");
@@ -173,7 +184,7 @@ Result<PackFile> PackFile::Open(const std::string& path, const PackKey& key, boo
   pack.extent_bytes_ = header.extent_bytes;
   if (header.data_offset != DataOffset(header.num_experts) || pack.map_.size() != pack.offset(header.num_experts)) return stale("has the wrong size");
   pack.checksums_.resize(static_cast<size_t>(header.num_experts));
-  std::memcpy(pack.checksums_.data(), pack.map_.data() + kPage, pack.checksums_.size() * 8);
+  std::memcpy(pack.checksums_.data(), pack.map_.data() + InputFile::kAlignment, pack.checksums_.size() * 8);
   if (PackChecksum(reinterpret_cast<const uint8_t*>(pack.checksums_.data()), 8 * header.num_experts) != header.table_checksum)
     return stale("has a damaged table");
   pack.is_checked_.resize(pack.checksums_.size());
@@ -204,11 +215,14 @@ Status WritePackFile(const std::string& path, const PackKey& key, std::span<cons
                                          FormatBytes(total), FormatBytes(static_cast<int64_t>(space.f_bavail * space.f_frsize))));
   Writer writer(path);
   DI_RETURN_IF_ERROR(writer.Create());
+  DI_LOG(info, "writing {}: {}, once", path, FormatBytes(total));
   AlignedBytes memory(key.extent_bytes);
   if (memory.data == nullptr) return ResourceExhausted("no memory to pack an expert");
   std::memset(memory.data, 0, static_cast<size_t>(key.extent_bytes));
   std::vector<uint64_t> checksums;
   int64_t unflushed = 0;
+  constexpr size_t kProgressParts = 20;
+  size_t told = 0;
   for (size_t e = 0; e < experts.size(); ++e) {
     const MatrixSource w13[] = {SourceOf(experts[e].w1), SourceOf(experts[e].w3)}, w2[] = {SourceOf(experts[e].w2)};
     DI_RETURN_IF_ERROR(CheckExpertFinite(experts[e], {{w13[0], w13[1], w2[0]}}).WithContext(fmt::format("packing expert {}", e)));
@@ -220,6 +234,10 @@ Status WritePackFile(const std::string& path, const PackKey& key, std::span<cons
     DI_RETURN_IF_ERROR(writer.Write(data_offset + static_cast<int64_t>(e) * key.extent_bytes, memory.data, key.extent_bytes));
     unflushed += key.extent_bytes;
     if (unflushed < kFlushBytes) continue;
+    if (const size_t part = kProgressParts * (e + 1) / experts.size(); part > told) {
+      told = part;
+      DI_LOG(info, "writing {}: {} % of {}", path, 100 * part / kProgressParts, FormatBytes(total));
+    }
     DI_RETURN_IF_ERROR(writer.Flush());
     release();
     unflushed = 0;
@@ -233,7 +251,7 @@ Status WritePackFile(const std::string& path, const PackKey& key, std::span<cons
   header.fingerprint_bytes = static_cast<uint32_t>(key.fingerprint.size());
   std::memcpy(header.fingerprint, key.fingerprint.data(), key.fingerprint.size());
   header.checksum = HeaderChecksum(header);
-  DI_RETURN_IF_ERROR(writer.Write(kPage, checksums.data(), 8 * key.num_experts));
+  DI_RETURN_IF_ERROR(writer.Write(InputFile::kAlignment, checksums.data(), 8 * key.num_experts));
   DI_RETURN_IF_ERROR(writer.Write(0, &header, sizeof header));
   DI_RETURN_IF_ERROR(writer.Flush());
   release();

@@ -22,6 +22,7 @@
 #include "core/progress.h"
 #include "core/read_sweep.h"
 #include "core/threads.h"
+#include "deepinfer/engine_options.h"
 #include "model/checkpoint.h"
 #include "model/inventory.h"
 #include "model/memory_estimate.h"
@@ -36,8 +37,6 @@ using model::InventorySummary;
 using model::ModelConfig;
 using model::ModelPart;
 using model::PartSize;
-
-constexpr int64_t kAssumedCacheTokens = 8192;  // as a load without --max-model-len assumes
 
 // Tensors that differ only in the numbers of their names, as one row of the table.
 struct TensorGroup {
@@ -142,13 +141,9 @@ class Inspection {
       ++group.count;
       group.num_bytes += tensor.num_bytes;
     }
-    plan_.numerics = numerics_;
+    plan_ = model::PlanMemory(config_, numerics_, options_.model.max_model_len, 0, EngineOptions().prefill_chunk_tokens);
     plan_.with_draft = false;
     plan_.use_fp4_sparse_kv = options_.model.kv_format != "mxfp8" && config_.use_fp4_sparse_kv;
-    const int64_t max_len = options_.model.max_model_len;
-    plan_.cache_tokens = max_len > 0
-                             ? std::min(max_len, config_.max_position_embeddings)
-                             : std::min(config_.max_position_embeddings, kAssumedCacheTokens);
     need_ = model::EstimateMemory(config_, summary_, plan_);
     memory_ = ReadMemoryInfo();
     return Forecast();
@@ -171,7 +166,7 @@ class Inspection {
     ThreadPool pool(static_cast<int>(options_.model.threads));
     ReadSweep sweep(pool, int64_t{256} << 20);
     for (int i = 0; i < 3; ++i) rates_.memory_bytes_per_s = std::max(rates_.memory_bytes_per_s, sweep.Pass());
-    work_ = model::EstimateStep(config_, summary_, 1, std::min(kAssumedCacheTokens, plan_.cache_tokens));
+    work_ = model::EstimateStep(config_, summary_, 1, plan_.cache_tokens);
     forecast_ = model::ForecastStreaming(config_, summary_, *residency_, false, work_, rates_);
     return Status::Ok();
   }
@@ -338,7 +333,7 @@ void Inspection::PrintText(Output& out, bool is_verified) const {
                   FormatBytes(memory_.available_bytes),
                   memory_.is_limited_by_cgroup ? "limited by the container" : "of this machine"));
   if (need_.mapped_bytes > 0)
-    out.Line(fmt::format("  mapped     {:>10}   Engram tables, read from disk on demand",
+    out.Line(fmt::format("  mapped     {:>10}   Engram tables and embedding, read from disk on demand",
                          FormatBytes(need_.mapped_bytes)));
   if (!residency_status_.ok()) {
     out.Line("  does not fit: " + residency_status_.message());
@@ -399,7 +394,8 @@ Json Inspection::ToJson(bool is_verified) const {
             {"needed_bytes", need_.total()},
             {"mapped_bytes", need_.mapped_bytes},
             {"available_bytes", memory_.available_bytes},
-            {"fits", need_.total() <= memory_.available_bytes},
+            {"fits", residency_status_.ok() && !residency_},
+            {"problem", residency_status_.ok() ? Json() : Json(residency_status_.message())},
             {"streaming", !residency_ ? Json()
                                       : Json{{"expert_budget_bytes", residency_->expert_budget},
                                              {"experts", forecast_.num_experts},

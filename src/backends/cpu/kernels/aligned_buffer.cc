@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backends/cpu/kernels/aligned_buffer.h"
+#include "core/integers.h"
 
 #include <sys/mman.h>
 
@@ -15,8 +16,6 @@ namespace {
 constexpr int64_t kHugePageBytes = int64_t{2} << 20;
 
 constexpr int64_t kRegionBytes = 4 * kHugePageBytes;
-
-int64_t RoundUp(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
 // Zero-filled pages aligned to a huge page.
 uint8_t* MapHugePages(int64_t size) {

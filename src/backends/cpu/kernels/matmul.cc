@@ -21,6 +21,7 @@
 #include "core/check.h"
 #include "core/cpu_features.h"
 #include "core/dtypes.h"
+#include "core/integers.h"
 
 namespace deepinfer::cpu {
 namespace {
@@ -29,8 +30,6 @@ namespace {
 int64_t g_prefetch_bytes = 5120;
 // Bytes of weights per item when there are tiles enough: short items end a thread's stream, and prefetching with it.
 int64_t g_item_bytes = 256 * 1024;
-
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int64_t GroupScaleBytes(WeightFormat format) {
   switch (format) {
