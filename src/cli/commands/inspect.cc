@@ -90,10 +90,13 @@ PartSize SizeOf(const Part& part, const InventorySummary& summary) {
 }
 
 std::string Grouped(int64_t value) {  // 510286023000 to 510,286,023,000
-  std::string digits = std::to_string(value);
-  for (int64_t at = static_cast<int64_t>(digits.size()) - 3; at > 0; at -= 3)
-    digits.insert(static_cast<size_t>(at), ",");
-  return digits;
+  const std::string digits = std::to_string(value);
+  std::string grouped;
+  for (size_t i = 0; i < digits.size(); ++i) {
+    if (i > 0 && (digits.size() - i) % 3 == 0) grouped += ',';
+    grouped += digits[i];
+  }
+  return grouped;
 }
 
 class Inspection {
