@@ -34,7 +34,7 @@ endif()
 
 # A faster linker where there is one; it changes nothing but the time to link.
 find_program(DEEPINFER_MOLD mold)
-if(DEEPINFER_MOLD AND PROJECT_IS_TOP_LEVEL)
+if(DEEPINFER_MOLD AND PROJECT_IS_TOP_LEVEL AND NOT CMAKE_CROSSCOMPILING)
   add_link_options(-fuse-ld=mold)
 endif()
 

@@ -27,8 +27,13 @@ TEST(MemoryEstimate, CacheBytesPerTokenOfTheReleasedModel) {
 TEST(MemoryEstimate, WeightsWithoutTheMappedTables) {
   MemoryPlan plan;
   const MemoryNeed text = EstimateMemory(Released(), plan);
-  EXPECT_EQ(text.mapped_bytes, 202'758'032'400);
-  EXPECT_EQ(text.weight_bytes, 510'286'023'000 - 202'758'032'400 - 970'536'960);
+  const int64_t embedding = int64_t{129'280} * 5120 * 2;
+  EXPECT_EQ(text.mapped_bytes, 202'758'032'400 + embedding);
+  EXPECT_EQ(text.weight_bytes, 510'286'023'000 - 202'758'032'400 - 970'536'960 - embedding);
+  plan.maps_embedding = false;  // a GPU holds it
+  EXPECT_EQ(EstimateMemory(Released(), plan).mapped_bytes, 202'758'032'400);
+  EXPECT_EQ(EstimateMemory(Released(), plan).weight_bytes, text.weight_bytes + embedding);
+  plan.maps_embedding = true;
   plan.with_draft = false;
   EXPECT_EQ(EstimateMemory(Released(), plan).weight_bytes, text.weight_bytes - 7'932'874'632);
 }
@@ -38,7 +43,7 @@ TEST(MemoryEstimate, TheMessageNamesBothNumbersAndTheRemedy) {
   EXPECT_TRUE(CheckMemory(need, need.total()).ok());
   const Status status = CheckMemory(need, 23'000'000'000);
   EXPECT_EQ(status.code(), StatusCode::kResourceExhausted);
-  EXPECT_THAT(status.message(), ::testing::HasSubstr("307."));
+  EXPECT_THAT(status.message(), ::testing::HasSubstr("305.7 GB"));
   EXPECT_THAT(status.message(), ::testing::HasSubstr("23.0 GB is available"));
   EXPECT_THAT(status.message(), ::testing::HasSubstr("use a machine with more memory"));
 }
