@@ -69,6 +69,7 @@ Status CudaDevice::TakeError() {
 
 void CudaDevice::FlushUploads() {
   if (uploads_.count == 0) return;
+  JoinSide();  // it may still read what is written now
   LaunchUploads(stream_, uploads_);
   uploads_.count = 0;
   Check("upload");
@@ -235,6 +236,7 @@ void CudaDevice::Upload(void* to, const void* host_from, int64_t bytes) {
   }
   if (bytes > kSmallUpload || reinterpret_cast<uintptr_t>(to) % 4 != 0) {
     FlushUploads();
+    JoinSide();
     UploadLarge(to, host_from, bytes);
     return;
   }

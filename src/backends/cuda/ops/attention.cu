@@ -220,7 +220,6 @@ struct PartShared {
 // Dynamic shared memory: places and scores of a block's keys. `rotates`: the query is not rotated yet.
 __global__ void __cluster_dims__(kParts, 1, 1) __launch_bounds__(kPartThreads) Attention512Kernel(device::Arithmetic a, device::Step step, device::AttentionArgs args,
                                                               device::KeyCache compressed, int max_keys, bool rotates) {
-  WaitForEarlier();
   namespace cg = cooperative_groups;
   extern __shared__ __align__(16) uint8_t memory[];
   __shared__ PartShared shared;
@@ -237,6 +236,8 @@ __global__ void __cluster_dims__(kParts, 1, 1) __launch_bounds__(kPartThreads) A
   const int last = args.is_draft_block ? rows.start + rows.num_rows - 1 : p;
   const int num_window = max(0, last - first + 1);
   const int num_ring = min(num_window, max(0, rows.start - first));
+  const float sink = args.sink[h];
+  WaitForEarlier();
   const int n = num_window + (compressed.pool != nullptr ? args.num_selected[t] : 0);
   const int64_t ring_record = RecordBytes(args.ring.format, 512), main_record = RecordBytes(compressed.main_format, 512);
   // Key `at` of the block is key KeyOf(at) of the row.
@@ -284,15 +285,21 @@ __global__ void __cluster_dims__(kParts, 1, 1) __launch_bounds__(kPartThreads) A
   const auto format_of = [&](int i) {
     return i < num_ring ? args.ring.format : i < num_window ? device::KeyFormat::kFloat : compressed.main_format;
   };
+  // The warp's first keys stay in registers for the second product.
+  constexpr int kKept = 2;
+  RawKey kept[kKept][kAtOnce];
+  const auto load = [&](int base, RawKey (&raw)[kAtOnce]) {
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      const int at = base + j * kWarps;
+      if (at < count && format_of(key_of(at)) != device::KeyFormat::kFloat) raw[j] = LoadKey512(format_of(key_of(at)), places[at], lane);
+    }
+  };
+#pragma unroll
+  for (int b = 0; b < kKept; ++b) load(warp + b * kWarps * kAtOnce, kept[b]);
   // fn(at, key) for the warp's keys, ascending.
   const auto for_keys = [&](auto&& fn) {
-    for (int base = warp; base < count; base += kWarps * kAtOnce) {
-      RawKey raw[kAtOnce];
-#pragma unroll
-      for (int j = 0; j < kAtOnce; ++j) {
-        const int at = base + j * kWarps;
-        if (at < count && format_of(key_of(at)) != device::KeyFormat::kFloat) raw[j] = LoadKey512(format_of(key_of(at)), places[at], lane);
-      }
+    const auto visit = [&](int base, const RawKey (&raw)[kAtOnce]) {
 #pragma unroll
       for (int j = 0; j < kAtOnce; ++j) {
         const int at = base + j * kWarps;
@@ -301,6 +308,13 @@ __global__ void __cluster_dims__(kParts, 1, 1) __launch_bounds__(kPartThreads) A
         DecodeKey512(format_of(key_of(at)), raw[j], places[at], lane, key);
         fn(at, key);
       }
+    };
+#pragma unroll
+    for (int b = 0; b < kKept; ++b) visit(warp + b * kWarps * kAtOnce, kept[b]);
+    for (int base = warp + kKept * kWarps * kAtOnce; base < count; base += kWarps * kAtOnce) {
+      RawKey raw[kAtOnce];
+      load(base, raw);
+      visit(base, raw);
     }
   };
   const float scale = 1.0f / sqrtf(512.0f);
@@ -361,7 +375,7 @@ __global__ void __cluster_dims__(kParts, 1, 1) __launch_bounds__(kPartThreads) A
       v += other->sums[c];
       den += other->total;
     }
-    den += expf(args.sink[h] - top);
+    den += expf(sink - top);
     v = RoundIf(n > 0 ? v / den : 0.0f, a.round_bf16);
     const int64_t at = static_cast<int64_t>(h) * 512 + c;
     if (args.trace_unrotated.data != nullptr) static_cast<float*>(args.trace_unrotated.data)[t * args.trace_unrotated.stride + at] = v;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Starting kernels so that one is set up while the one before it still runs (programmatic dependent launch). Every kernel that is
-// started like this begins with WaitForEarlier(), before it reads or writes memory.
+// started like this begins with WaitForEarlier(), before it reads what kernels write and before it writes. Weights and uploaded
+// metadata may be read before.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -14,6 +15,9 @@ __device__ __forceinline__ void WaitForEarlier() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
+
+// The same without letting the next kernel begin: what this one writes may be read by later ones before they wait (uploads).
+__device__ __forceinline__ void WaitForEarlierAlone() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 template <typename... Params, typename... Args>
 void Start(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream, Args&&... args) {

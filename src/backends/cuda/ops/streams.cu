@@ -10,8 +10,6 @@
 namespace deepinfer::cuda {
 namespace {
 
-constexpr int kMaxStreams = 8;
-
 // Whole warps for `n` values, at most 1024 threads.
 int ThreadsFor(int64_t n) { return static_cast<int>(std::clamp<int64_t>((n + 31) / 32 * 32, 32, 1024)); }
 
@@ -83,25 +81,35 @@ __global__ void EngramKernel(bool round, F kv, const float* qk, const uint8_t* i
 
 constexpr int64_t kMixChunk = 256;  // values of a row that one block multiplies
 constexpr int kMixThreads = 256;
+constexpr int kMaxMixOutputs = 4 * (4 + 2);  // of at most four streams
 
 // partial[t][chunk][0..outputs) = products of the chunk, [outputs] = its sum of squares.
 __global__ void MixPartialKernel(const float* fn, F trunk, int64_t n, int outputs, int chunks, float* partial) {
-  WaitForEarlier();
   const int64_t t = blockIdx.y, begin = blockIdx.x * kMixChunk, end = min(begin + kMixChunk, n);
   const float* x = trunk.data + t * trunk.stride;
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-  float* out = partial + (t * chunks + blockIdx.x) * (outputs + 1);
-  // A warp has its outputs for itself: no sums across warps. A lane has 8 neighbouring values.
+  // A warp has its outputs for itself: no sums across warps. A lane has 8 neighbouring values; weights come before the wait.
+  constexpr int kWarps = kMixThreads / 32, kMost = (kMaxMixOutputs + kWarps) / kWarps;
   const int64_t at = begin + 8 * lane;
+  float f[kMost][8];
+#pragma unroll
+  for (int i = 0; i < kMost; ++i) {
+    const int o = warp + i * kWarps;
+#pragma unroll
+    for (int c = 0; c < 8; ++c) f[i][c] = o < outputs && at + c < end ? fn[o * n + at + c] : 0.0f;
+  }
+  WaitForEarlier();
   float v[8];
 #pragma unroll
-  for (int i = 0; i < 8; ++i) v[i] = at + i < end ? x[at + i] : 0.0f;
-#pragma unroll 4
-  for (int o = warp; o <= outputs; o += kMixThreads / 32) {
-    const float* f = o < outputs ? fn + o * n : x;
+  for (int c = 0; c < 8; ++c) v[c] = at + c < end ? x[at + c] : 0.0f;
+  float* out = partial + (t * chunks + blockIdx.x) * (outputs + 1);
+#pragma unroll
+  for (int i = 0; i < kMost; ++i) {
+    const int o = warp + i * kWarps;
+    if (o > outputs) break;
     float sum = 0;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) sum = fmaf(v[i], at + i < end ? f[at + i] : 0.0f, sum);
+    for (int c = 0; c < 8; ++c) sum = fmaf(v[c], o < outputs ? f[i][c] : v[c], sum);
     sum = WarpSum(sum);
     if (lane == 0) out[o] = sum;
   }
@@ -110,11 +118,12 @@ __global__ void MixPartialKernel(const float* fn, F trunk, int64_t n, int output
 // One warp a row.
 __global__ void MixFinishKernel(const float* partial, int chunks, int64_t n, int m, const float* base, const float* scale,
                                 float norm_eps, float eps, int iters, float* pre, float* post, float* comb) {
-  WaitForEarlier();
-  __shared__ float g[kMaxStreams * (kMaxStreams + 2) + 1];
+  __shared__ float g[kMaxMixOutputs + 1];
   const int64_t t = blockIdx.x;
-  const int outputs = m * (m + 2);
-  for (int o = threadIdx.x; o <= outputs; o += 32) {
+  const int outputs = m * (m + 2), o = threadIdx.x;
+  const float offset = o < outputs ? base[o] : 0.0f, factor = scale[o < m ? 0 : o < 2 * m ? 1 : 2];
+  WaitForEarlier();
+  if (o <= outputs) {
     float sum = 0;
 #pragma unroll 8
     for (int c = 0; c < chunks; ++c) sum += partial[(t * chunks + c) * (outputs + 1) + o];
@@ -122,15 +131,14 @@ __global__ void MixFinishKernel(const float* partial, int chunks, int64_t n, int
   }
   __syncwarp();
   const float rstd = 1.0f / sqrtf(g[outputs] * (1.0f / static_cast<float>(n)) + norm_eps);
-  __syncwarp();
-  for (int o = threadIdx.x; o < outputs; o += 32) {
+  if (o < outputs) {
     const float v = g[o] * rstd;
     if (o < m) {
-      pre[t * m + o] = Sigmoid(v * scale[0] + base[o]) + eps;
+      pre[t * m + o] = Sigmoid(v * factor + offset) + eps;
     } else if (o < 2 * m) {
-      post[t * m + o - m] = 2.0f * Sigmoid(v * scale[1] + base[o]);
+      post[t * m + o - m] = 2.0f * Sigmoid(v * factor + offset);
     } else {
-      g[o] = v * scale[2] + base[o];
+      g[o] = v * factor + offset;
     }
   }
   __syncwarp();

@@ -6,7 +6,7 @@ namespace deepinfer::cuda {
 namespace {
 
 __global__ void UploadKernel(const __grid_constant__ UploadList list) {
-  WaitForEarlier();
+  WaitForEarlierAlone();
   const UploadPiece& piece = list.pieces[blockIdx.x];
   const int64_t words = piece.bytes / 4;
   auto* to = static_cast<uint32_t*>(piece.to);
