@@ -315,7 +315,7 @@ class Load {
     const int64_t now_ns = Now();
     const int64_t num_done = result_.num_started - num_running_;
     if (load_.num_prompts > 0) progress_.Update(num_done, load_.num_prompts);
-    else progress_.Update(std::min(now_ns, end_ns_) - begin_ns_, load_.duration_ns);
+    else progress_.Update((std::min(now_ns, end_ns_) - begin_ns_) / kNsPerS, load_.duration_ns / kNsPerS);  // of seconds
     if (result_.is_interrupted || (end_ns_ != INT64_MAX && now_ns > end_ns_ + kGraceNs)) {
       is_over_ = true;
       last_ns_ = now_ns;
