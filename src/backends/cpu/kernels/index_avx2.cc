@@ -72,12 +72,12 @@ DI_INLINE void AddHeads(const IndexScorer::View& q, int h, const uint8_t (*key)[
       for (int i = 0; i < kKeys; ++i) {
         if constexpr (kVecs == 2) {
           AddChannelProducts(key[i] + b * 32 + d * 4, query[0], query[1], &sum[i][0], &sum[i][1]);
-          continue;
+        } else {
+          static_assert(kVecs == 1);
+          int word;
+          __builtin_memcpy(&word, key[i] + b * 32 + d * 4, 4);
+          sum[i][0] = _mm256_add_epi16(sum[i][0], _mm256_maddubs_epi16(_mm256_set1_epi32(word), query[0]));
         }
-        int word;
-        __builtin_memcpy(&word, key[i] + b * 32 + d * 4, 4);
-        const __m256i k = _mm256_set1_epi32(word);
-        for (int v = 0; v < kVecs; ++v) sum[i][v] = _mm256_add_epi16(sum[i][v], _mm256_maddubs_epi16(k, query[v]));
       }
     }
     for (int v = 0; v < kVecs; ++v) {

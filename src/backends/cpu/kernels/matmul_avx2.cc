@@ -411,20 +411,16 @@ DI_INLINE void AddIntegerGroup(const uint8_t* p, const int16_t* const* digits, _
         bytes[v] = WeightBytes(codes);
       }
       const auto add_pair = [&]<int kQ>() __attribute__((always_inline)) {
-        if constexpr (M > 1 && kVecs == 2) {
+        constexpr int kAt = kHalf * 4 + kQ * 2;
+        if constexpr (M == 1) {
+          const __m256i x = BroadcastPair(digits[0] + step * 8 + kAt);
+#pragma GCC unroll 4
+          for (int v = 0; v < kVecs; ++v) sum[0][v] = _mm256_add_epi32(sum[0][v], _mm256_madd_epi16(WeightWords<kQ>(bytes[v]), x));
+        } else {
+          static_assert(kVecs == 2);
           const __m256i w0 = WeightWords<kQ>(bytes[0]), w1 = WeightWords<kQ>(bytes[1]);
 #pragma GCC unroll 4
-          for (int m = 0; m < M; ++m) AddPairProducts(digits[m] + step * 8 + kHalf * 4 + kQ * 2, w0, w1, &sum[m][0], &sum[m][1]);
-          return;
-        }
-#pragma GCC unroll 4
-        for (int v = 0; v < kVecs; ++v) {
-          const __m256i w = WeightWords<kQ>(bytes[v]);
-#pragma GCC unroll 4
-          for (int m = 0; m < M; ++m) {
-            const __m256i x = BroadcastPair(digits[m] + step * 8 + kHalf * 4 + kQ * 2);
-            sum[m][v] = _mm256_add_epi32(sum[m][v], _mm256_madd_epi16(w, x));
-          }
+          for (int m = 0; m < M; ++m) AddPairProducts(digits[m] + step * 8 + kAt, w0, w1, &sum[m][0], &sum[m][1]);
         }
       };
       add_pair.template operator()<0>();
