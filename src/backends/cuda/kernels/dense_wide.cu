@@ -104,14 +104,7 @@ __global__ void __launch_bounds__(S::Threads::kCount, 1) DenseWideKernel(const _
   uint8_t* const smem = AlignedSmem<S>(raw_smem);
   uint64_t* const full = reinterpret_cast<uint64_t*>(smem + S::kBarrierOffset);
   uint64_t* const empty = full + S::kStages;
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < S::kStages; ++i) {
-      BarrierInit(full + i, 129);
-      BarrierInit(empty + i, 4 * S::kWarpgroups);
-    }
-    BarrierInitFence();
-  }
-  __syncthreads();
+  InitStages<S>(full, empty);
   DependencyLaunch();
   DependencyWait();
   // Bands of eight row tiles by all token tiles, row tiles fastest: neighbours share tokens and weights in the L2 cache.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "backends/cuda/kernels/experts_args.h"
 #include "backends/cuda/kernels/launch.h"
 #include "backends/cuda/kernels/numbers.cuh"
 #include "backends/cuda/kernels/stream.cuh"
@@ -83,24 +84,11 @@ __global__ void __launch_bounds__(kPlanThreads) PlanKernel(ExpertPlan plan, cons
   }
 }
 
-struct StreamArgs {
-  const int32_t* num_jobs;
-  const ExpertJob* jobs;
-  const int32_t* slot_pair;
-  const __nv_bfloat16* x;
-  int64_t ldx;
-  int num_chosen;
-  const float* weights;
-  float limit;
-  bool round_bf16;
-  void* out;
-};
-
 // A block's walk through its units of all jobs.
 template <typename G, bool kIsGateUp>
 struct Walk {
   static constexpr int kUnits = kIsGateUp ? kGateUpUnits : kDownUnits;  // of a job
-  const StreamArgs& a;
+  const ExpertProductArgs& a;
   WarpRing<G>& ring;
   int warp, lane, end;
   // The next chunk to ask for, and how many follow it in its matrix.
@@ -172,7 +160,7 @@ struct Walk {
 };
 
 template <typename G, bool kIsGateUp>
-__global__ void __launch_bounds__(kStreamThreads, 1) ExpertStreamKernel(const __grid_constant__ StreamArgs a) {
+__global__ void __launch_bounds__(kStreamThreads, 1) ExpertStreamKernel(const __grid_constant__ ExpertProductArgs a) {
   extern __shared__ __align__(128) uint8_t smem[];
   using Ring = StreamRing<G>;
   constexpr int kUnits = Walk<G, kIsGateUp>::kUnits;
@@ -215,7 +203,7 @@ __global__ void __launch_bounds__(kStreamThreads, 1) ExpertStreamKernel(const __
 }
 
 template <typename G, bool kIsGateUp>
-cudaError_t LaunchStream(const StreamArgs& a, int max_jobs, cudaStream_t stream, bool dependent) {
+cudaError_t LaunchStream(const ExpertProductArgs& a, int max_jobs, cudaStream_t stream, bool dependent) {
   const int units = max_jobs * Walk<G, kIsGateUp>::kUnits / (kIsGateUp ? 4 : 1);
   const int blocks = std::min(NumMultiprocessors(), units);
   return Launch(ExpertStreamKernel<G, kIsGateUp>, dim3(blocks), dim3(kStreamThreads), StreamSmem<G>::kBytes, stream, dependent, a);
@@ -292,18 +280,14 @@ cudaError_t LaunchExpertGateUp(const ExpertsArgs& args, cudaStream_t stream) {
   if (!IsServed(args)) return cudaErrorInvalidValue;
   if (args.rows == 0) return cudaSuccess;
   if (IsWide(args)) return LaunchExpertGateUpWide(args, stream);
-  const StreamArgs a{args.plan.num_jobs, args.plan.jobs, args.plan.slot_pair, args.x, args.ldx, args.num_chosen,
-                     args.weights, args.swiglu_limit, args.round_bf16, args.act};
-  return LaunchStream<GateUp, true>(a, args.rows * args.num_chosen, stream, args.dependent);
+  return LaunchStream<GateUp, true>(GateUpArgs(args), args.rows * args.num_chosen, stream, args.dependent);
 }
 
 cudaError_t LaunchExpertDown(const ExpertsArgs& args, cudaStream_t stream) {
   if (!IsServed(args)) return cudaErrorInvalidValue;
   if (args.rows == 0) return cudaSuccess;
   if (IsWide(args)) return LaunchExpertDownWide(args, stream);
-  const StreamArgs a{args.plan.num_jobs, args.plan.jobs, args.plan.slot_pair, args.act, kExpertWidth,
-                     args.num_chosen, nullptr, 0, args.round_bf16, args.y};
-  return LaunchStream<Down, false>(a, args.rows * args.num_chosen, stream, args.dependent);
+  return LaunchStream<Down, false>(DownArgs(args), args.rows * args.num_chosen, stream, args.dependent);
 }
 
 cudaError_t LaunchExpertSum(const ExpertsArgs& args, cudaStream_t stream) {

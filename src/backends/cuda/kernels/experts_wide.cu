@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "backends/cuda/kernels/experts.h"
+#include "backends/cuda/kernels/experts_args.h"
 #include "backends/cuda/kernels/launch.h"
 #include "backends/cuda/kernels/numbers.cuh"
 #include "backends/cuda/kernels/wide.cuh"
@@ -14,22 +15,9 @@ namespace {
 using GateUp = Geometry<PackedKind::kFp4, 16, 10, 10>;
 using Down = Geometry<PackedKind::kFp4, 8, 9, 9>;
 
-struct WideArgs {
-  const int32_t* num_jobs;
-  const ExpertJob* jobs;
-  const int32_t* slot_pair;
-  const __nv_bfloat16* x;
-  int64_t ldx;
-  int num_chosen;
-  const float* weights;
-  float limit;
-  bool round_bf16;
-  void* out;
-};
-
 // SwiGLU of a warpgroup's 32 channels: lane 4g + t of warp w has gate and up of channel 8w + g.
 template <int kN, int kMaxTokens>
-__device__ __forceinline__ void StoreGateUp(const WideArgs& a, const ExpertJob& job, int channel, float (&sums)[kN / 2], float* maxima) {
+__device__ __forceinline__ void StoreGateUp(const ExpertProductArgs& a, const ExpertJob& job, int channel, float (&sums)[kN / 2], float* maxima) {
   const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   maxima += group * 4 * kMaxTokens;
 #pragma unroll
@@ -72,7 +60,7 @@ __device__ __forceinline__ void StoreGateUp(const WideArgs& a, const ExpertJob& 
 }
 
 template <int kN>
-__device__ __forceinline__ void StoreDown(const WideArgs& a, const ExpertJob& job, int row, const float (&sums)[kN / 2]) {
+__device__ __forceinline__ void StoreDown(const ExpertProductArgs& a, const ExpertJob& job, int row, const float (&sums)[kN / 2]) {
   const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int first = row + group * 64 + warp * 16;
 #pragma unroll
@@ -98,21 +86,14 @@ __device__ __forceinline__ void StoreDown(const WideArgs& a, const ExpertJob& jo
 }
 
 template <typename G, bool kIsGateUp, bool kFast>
-__global__ void __launch_bounds__(WideThreads<4>::kCount, 1) ExpertWideKernel(const __grid_constant__ WideArgs a) {
+__global__ void __launch_bounds__(WideThreads<4>::kCount, 1) ExpertWideKernel(const __grid_constant__ ExpertProductArgs a) {
   extern __shared__ uint8_t raw_smem[];
   constexpr int kMaxTokens = kFast ? kFastJobRows : kWideJobRows;
   using S = WideSmem<G, kMaxTokens, 4>;
   uint8_t* const smem = AlignedSmem<S>(raw_smem);
   uint64_t* const full = reinterpret_cast<uint64_t*>(smem + S::kBarrierOffset);
   uint64_t* const empty = full + S::kStages;
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < S::kStages; ++i) {
-      BarrierInit(full + i, 129);
-      BarrierInit(empty + i, 4 * S::kWarpgroups);
-    }
-    BarrierInitFence();
-  }
-  __syncthreads();
+  InitStages<S>(full, empty);
   DependencyLaunch();
   DependencyWait();
   constexpr int kMatrixRows = kIsGateUp ? 2 * kExpertWidth : kExpertHidden;
@@ -165,9 +146,7 @@ __global__ void __launch_bounds__(WideThreads<4>::kCount, 1) ExpertWideKernel(co
 }
 
 template <typename G, bool kIsGateUp>
-cudaError_t LaunchWide(const ExpertsArgs& args, const __nv_bfloat16* x, int64_t ldx, void* out, cudaStream_t stream) {
-  const WideArgs a{args.plan.num_jobs, args.plan.jobs,     args.plan.slot_pair, x,  ldx, args.num_chosen,
-                   args.weights,       args.swiglu_limit, args.round_bf16,     out};
+cudaError_t LaunchWide(const ExpertsArgs& args, const ExpertProductArgs& a, cudaStream_t stream) {
   const dim3 grid(NumMultiprocessors()), block(WideThreads<4>::kCount);
   if (args.fast)
     return Launch(ExpertWideKernel<G, kIsGateUp, true>, grid, block, WideSmem<G, kFastJobRows, 4>::kBytes, stream, args.dependent, a);
@@ -177,10 +156,10 @@ cudaError_t LaunchWide(const ExpertsArgs& args, const __nv_bfloat16* x, int64_t 
 }  // namespace
 
 cudaError_t LaunchExpertGateUpWide(const ExpertsArgs& args, cudaStream_t stream) {
-  return LaunchWide<GateUp, true>(args, args.x, args.ldx, args.act, stream);
+  return LaunchWide<GateUp, true>(args, GateUpArgs(args), stream);
 }
 cudaError_t LaunchExpertDownWide(const ExpertsArgs& args, cudaStream_t stream) {
-  return LaunchWide<Down, false>(args, args.act, kExpertWidth, args.y, stream);
+  return LaunchWide<Down, false>(args, DownArgs(args), stream);
 }
 
 }  // namespace deepinfer::cuda

@@ -21,12 +21,8 @@ inline int NumMultiprocessors() {
 
 // `dependent`: the kernel may start while the one before it on the stream still runs; it waits itself (griddepcontrol).
 template <typename... Params, typename... Args>
-cudaError_t Launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t smem, cudaStream_t stream, bool dependent,
-                   Args&&... args) {
-  if (smem > (48u << 10)) {
-    const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(smem));
-    if (error != cudaSuccess) return error;
-  }
+cudaError_t LaunchAsIs(void (*kernel)(Params...), dim3 grid, dim3 block, size_t smem, cudaStream_t stream, bool dependent,
+                       Args&&... args) {
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
   config.blockDim = block;
@@ -38,6 +34,17 @@ cudaError_t Launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t smem
   config.attrs = &attribute;
   config.numAttrs = dependent ? 1 : 0;
   return cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...);
+}
+
+// The same, with the opt-in that more than 48 KiB of shared memory need.
+template <typename... Params, typename... Args>
+cudaError_t Launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t smem, cudaStream_t stream, bool dependent,
+                   Args&&... args) {
+  if (smem > (48u << 10)) {
+    const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(smem));
+    if (error != cudaSuccess) return error;
+  }
+  return LaunchAsIs(kernel, grid, block, smem, stream, dependent, std::forward<Args>(args)...);
 }
 
 }  // namespace deepinfer::cuda

@@ -218,6 +218,19 @@ __device__ __forceinline__ uint32_t Transpose8x8(uint32_t x) {
   return y;
 }
 
+// The barriers of all stages, by the whole block.
+template <typename S>
+__device__ __forceinline__ void InitStages(uint64_t* full, uint64_t* empty) {
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < S::kStages; ++i) {
+      BarrierInit(full + i, 129);
+      BarrierInit(empty + i, 4 * S::kWarpgroups);
+    }
+    BarrierInitFence();
+  }
+  __syncthreads();
+}
+
 template <typename S>
 __device__ __forceinline__ uint8_t* AlignedSmem(uint8_t* raw) {
   return raw + ((1024 - (SmemAddr(raw) & 1023)) & 1023);

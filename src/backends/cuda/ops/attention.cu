@@ -35,6 +35,26 @@ __device__ __forceinline__ float4 DecodeKey4(device::KeyFormat format, const uin
   }
 }
 
+// Where the keys of a row are: of the ring, of the step itself, compressed.
+struct KeyPlaces {
+  const device::AttentionArgs& args;
+  const device::KeyCache& compressed;
+  const device::SequenceRows& rows;
+  int64_t t;
+  int first, num_ring, num_window;
+  int64_t ring_record, main_record;
+
+  __device__ __forceinline__ const uint8_t* operator()(int i) const {
+    if (i < num_ring) return rows.state + args.ring.offset + (first + i) % args.ring.rows * ring_record;
+    if (i < num_window)
+      return reinterpret_cast<const uint8_t*>(static_cast<const float*>(args.new_keys.data) +
+                                              (rows.row_begin + first + i - rows.start) * args.new_keys.stride);
+    const int g = args.selected[t * args.selected_stride + i - num_window];
+    return compressed.pool + rows.block_table[g / compressed.entries_per_block] * compressed.block_stride + compressed.main_offset +
+           g % compressed.entries_per_block * main_record;
+  }
+};
+
 // Shared memory: query [D], partial values [parts][D], scores [max_keys], key places [max_keys].
 __global__ void __launch_bounds__(kThreads) AttentionKernel(device::Arithmetic a, device::Step step, device::AttentionArgs args,
                                                            device::KeyCache compressed, int max_keys) {
@@ -59,20 +79,9 @@ __global__ void __launch_bounds__(kThreads) AttentionKernel(device::Arithmetic a
   const int n = num_window + (has_compressed ? args.num_selected[t] : 0);
 
   // Where the keys are.
-  const int64_t ring_record = RecordBytes(args.ring.format, dim), main_record = RecordBytes(compressed.main_format, dim);
+  const KeyPlaces place_of{args, compressed, rows, t, first, num_ring, num_window, RecordBytes(args.ring.format, dim), RecordBytes(compressed.main_format, dim)};
   for (int i = tid; i < n; i += kThreads) {
-    const uint8_t* place;
-    if (i < num_ring) {
-      place = rows.state + args.ring.offset + (first + i) % args.ring.rows * ring_record;
-    } else if (i < num_window) {
-      place = reinterpret_cast<const uint8_t*>(static_cast<const float*>(args.new_keys.data) +
-                                               (rows.row_begin + first + i - rows.start) * args.new_keys.stride);
-    } else {
-      const int g = args.selected[t * args.selected_stride + i - num_window];
-      place = compressed.pool + rows.block_table[g / compressed.entries_per_block] * compressed.block_stride + compressed.main_offset +
-              g % compressed.entries_per_block * main_record;
-    }
-    places[i] = place;
+    places[i] = place_of(i);
   }
   const float* q = static_cast<const float*>(args.query.data) + t * args.query.stride + static_cast<int64_t>(h) * dim;
   for (int c = tid; c < dim; c += kThreads) query[c] = q[c];
@@ -239,25 +248,13 @@ __global__ void __cluster_dims__(kParts, 1, 1) __launch_bounds__(kPartThreads) A
   const float sink = args.sink[h];
   WaitForEarlier();
   const int n = num_window + (compressed.pool != nullptr ? args.num_selected[t] : 0);
-  const int64_t ring_record = RecordBytes(args.ring.format, 512), main_record = RecordBytes(compressed.main_format, 512);
+  const KeyPlaces place_of{args, compressed, rows, t, first, num_ring, num_window, RecordBytes(args.ring.format, 512), RecordBytes(compressed.main_format, 512)};
   // Key `at` of the block is key KeyOf(at) of the row.
   const auto key_of = [&](int at) { return (at / kWarps) * (kParts * kWarps) + part * kWarps + at % kWarps; };
   const int rest = n % (kParts * kWarps) - part * kWarps;
   const int count = n / (kParts * kWarps) * kWarps + min(max(rest, 0), kWarps);
   for (int at = tid; at < count; at += kPartThreads) {
-    const int i = key_of(at);
-    const uint8_t* place;
-    if (i < num_ring) {
-      place = rows.state + args.ring.offset + (first + i) % args.ring.rows * ring_record;
-    } else if (i < num_window) {
-      place = reinterpret_cast<const uint8_t*>(static_cast<const float*>(args.new_keys.data) +
-                                               (rows.row_begin + first + i - rows.start) * args.new_keys.stride);
-    } else {
-      const int g = args.selected[t * args.selected_stride + i - num_window];
-      place = compressed.pool + rows.block_table[g / compressed.entries_per_block] * compressed.block_stride + compressed.main_offset +
-              g % compressed.entries_per_block * main_record;
-    }
-    places[at] = place;
+    places[at] = place_of(key_of(at));
   }
   // The lane's channels of the query.
   float query[16];

@@ -9,6 +9,8 @@
 
 #include <utility>
 
+#include "backends/cuda/kernels/launch.h"
+
 namespace deepinfer::cuda {
 
 __device__ __forceinline__ void WaitForEarlier() {
@@ -21,17 +23,7 @@ __device__ __forceinline__ void WaitForEarlierAlone() { asm volatile("griddepcon
 
 template <typename... Params, typename... Args>
 void Start(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream, Args&&... args) {
-  cudaLaunchConfig_t config = {};
-  config.gridDim = grid;
-  config.blockDim = block;
-  config.dynamicSmemBytes = shared_bytes;
-  config.stream = stream;
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...);  // errors are read after the launch
+  LaunchAsIs(kernel, grid, block, shared_bytes, stream, true, std::forward<Args>(args)...);  // errors are read after the launch
 }
 
 }  // namespace deepinfer::cuda
