@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "core/progress.h"
+#include "deepinfer/engine_options.h"
 #include "model/inventory.h"
 #include "model/memory_estimate.h"
 #include "model/streaming_forecast.h"
@@ -16,7 +17,6 @@ namespace deepinfer::cli {
 
 namespace {
 
-constexpr int64_t kContext = 8192;
 constexpr int64_t kPromptTokens = 2048;
 
 const char* BoundName(model::DecodeEstimate::Bound bound) {
@@ -55,9 +55,8 @@ std::string Speed(double tokens_per_s) {
 Json PredictionReport(const model::ModelConfig& config, const std::string& name, const model::MachineRates& rates,
                       int64_t available_bytes) {
   const model::InventorySummary summary = model::SummarizeInventory(config, false);
-  model::MemoryPlan plan;
+  model::MemoryPlan plan = model::PlanMemory(config, model::Numerics::kRelease, 0, 0, EngineOptions().prefill_chunk_tokens);
   plan.with_draft = false;
-  plan.cache_tokens = std::min(kContext, config.max_position_embeddings);
   const model::MemoryNeed need = model::EstimateMemory(config, summary, plan);
   const auto residency = model::PlanResidency(config, summary, plan, need, 0, available_bytes);
   const model::StepWork work = model::EstimateStep(config, summary, 1, plan.cache_tokens);
