@@ -73,6 +73,8 @@ Result<std::shared_ptr<device::Device>> CreateCuda(int gpu, const DeviceOptions&
   plugin.gpu = gpu;
   plugin.num_threads = options.num_threads;
   plugin.cpu_pinning = static_cast<int32_t>(options.cpu_pinning);
+  if (options.release_numerics) plugin.flags |= cuda::kReleaseNumerics;
+  if (options.batch_invariant) plugin.flags |= cuda::kBatchInvariant;
   char error[512] = {};
   device::Device* made = table->create(&plugin, error, sizeof(error));
   if (made == nullptr) return Unavailable(error);

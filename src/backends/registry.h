@@ -19,6 +19,9 @@ struct DeviceOptions {
   std::string cpu_isa;     // "", "auto", "scalar", "avx2" or "avx512": the CPU kernels to use; empty = the best one
   CpuPinning cpu_pinning = CpuPinning::kAuto;
   std::string cuda_plugin;  // file of the NVIDIA backend; empty = looked for beside the program and its libraries
+  // What the ops will be called with: a device may keep weights in a form for the released arithmetic alone.
+  bool release_numerics = true;
+  bool batch_invariant = true;  // off: a device may sum in an order that depends on the number of rows of a call
 };
 
 // name: "cpu", "cuda", "cuda:N", or "auto" (a GPU where the plug-in, the driver and a fitting GPU are there, else the CPU).

@@ -315,6 +315,8 @@ Result<std::unique_ptr<Engine>> LoadEngine(LoadOptions options) {
   device_options.cpu_isa = options.cpu_isa;
   DI_ASSIGN_OR_RETURN(device_options.cpu_pinning, ParseCpuPinning(options.cpu_pinning));
   device_options.cuda_plugin = options.cuda_plugin;
+  device_options.release_numerics = parts.numerics == model::Numerics::kRelease;
+  device_options.batch_invariant = options.batch_invariant || options.deterministic;
   DI_ASSIGN_OR_RETURN(parts.device, backends::CreateDevice(options.device, device_options));
   const auto estimate = [&] {
     plan.maps_embedding = parts.device->has_host_memory();
@@ -355,7 +357,7 @@ Result<std::unique_ptr<Engine>> LoadEngine(LoadOptions options) {
                                 parts.config.vocab_size));
   }
   if (is_dummy) {
-    DI_ASSIGN_OR_RETURN(std::unique_ptr<model::Checkpoint> made, model::Checkpoint::Dummy(parts.config, 0));
+    DI_ASSIGN_OR_RETURN(std::unique_ptr<model::Checkpoint> made, model::Checkpoint::Dummy(parts.config, 0, &parts.device->pool()));
     checkpoint = std::move(made);
   }
 

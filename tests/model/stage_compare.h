@@ -213,6 +213,10 @@ struct StageLimit {
 inline StageLimit LimitOf(Numerics numerics, std::string_view kind) {
   const bool is_plain = numerics == Numerics::kPlain;
   if (kind == "embedding") return {0, 0};
+  // Keys are rounded to FP8 or FP4: a value on the other side of a border moves by up to a third of itself.
+  if (kind == "attn.window_key" || kind == "attn.compressed_key") return is_plain ? StageLimit{5e-5, 1e-4} : StageLimit{0.75, 1.5e-2};
+  // Made of keys and values that were rounded to bf16 and are no stage of their own.
+  if (kind == "engram.gate" && !is_plain) return {1e-3, 1e-4};
   if (kind == "ffn.output") return is_plain ? StageLimit{5e-5, 1e-4} : StageLimit{6e-2, 1e-2};
   if (kind.starts_with("attn.") && kind != "attn.input") return is_plain ? StageLimit{5e-5, 1e-4} : StageLimit{6e-2, 1.5e-2};
   // Index vectors are rounded to FP4 in quantised arithmetic: one value on the other side of a border moves by a quarter.

@@ -17,11 +17,15 @@ constexpr size_t kMaxGraphs = 512;
 
 }  // namespace
 
-CudaDevice::CudaDevice(int gpu, int num_threads, CpuPinning pinning)
-    : gpu_(gpu), name_(fmt::format("cuda:{}", gpu)), host_pool_(std::make_unique<ThreadPool>(num_threads, pinning)) {}
+CudaDevice::CudaDevice(const CudaOptions& options)
+    : gpu_(options.gpu),
+      is_fast_(!options.batch_invariant),
+      name_(fmt::format("cuda:{}", options.gpu)),
+      host_pool_(std::make_unique<ThreadPool>(options.num_threads, options.pinning)),
+      packs_(options.release_numerics) {}
 
-Result<std::unique_ptr<CudaDevice>> CudaDevice::Create(int gpu, int num_threads, CpuPinning pinning) {
-  std::unique_ptr<CudaDevice> device(new CudaDevice(gpu, num_threads, pinning));
+Result<std::unique_ptr<CudaDevice>> CudaDevice::Create(const CudaOptions& options) {
+  std::unique_ptr<CudaDevice> device(new CudaDevice(options));
   DI_RETURN_IF_ERROR(device->Init());
   return device;
 }
@@ -34,6 +38,10 @@ Status CudaDevice::Init() {
   for (cudaEvent_t* event : {&fork_event_, &join_event_})
     if (const cudaError_t error = cudaEventCreateWithFlags(event, cudaEventDisableTiming); error != cudaSuccess)
       return CudaError(error, fmt::format("cannot use GPU {}", gpu_));
+  int major = 0;
+  if (const cudaError_t error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, gpu_); error != cudaSuccess)
+    return CudaError(error, fmt::format("cannot use GPU {}", gpu_));
+  packs_ = packs_ && major == 9;
   memory_ = std::make_unique<MemoryPool>(stream_);
   DI_RETURN_IF_ERROR(ring_.Create(kUploadRing));
   return download_.Create(kDownloadRing);
@@ -42,7 +50,10 @@ Status CudaDevice::Init() {
 CudaDevice::~CudaDevice() {
   if (stream_ != nullptr) Sync();
   DropGraphs();
-  for (Scratch* scratch : {&mix_partial_, &copy_rows_, &scores_, &block_scores_, &act_, &quantized_}) scratch->buffer = device::Buffer();
+  for (Scratch* scratch : {&mix_partial_, &copy_rows_, &scores_, &block_scores_, &act_, &quantized_, &plan_, &expert_sums_, &shared_act_,
+                           &shared_sums_, &query_, &new_keys_, &splits_})
+    scratch->buffer = device::Buffer();
+  dense_workspaces_.clear();
   shadows_.clear();
   memory_.reset();
   if (fork_event_ != nullptr) cudaEventDestroy(fork_event_);

@@ -21,9 +21,17 @@ namespace deepinfer::cuda {
 using device::Act;
 using device::Arithmetic;
 
+struct CudaOptions {
+  int gpu = 0;
+  int num_threads = 0;  // of the host pool; 0 = one per core
+  CpuPinning pinning = CpuPinning::kAuto;
+  bool release_numerics = true;  // weights of the released shapes are kept in the form of kernels/, for this arithmetic alone
+  bool batch_invariant = true;   // off: products of many rows sum over K in one go
+};
+
 class CudaDevice final : public device::Device {
  public:
-  static Result<std::unique_ptr<CudaDevice>> Create(int gpu, int num_threads, CpuPinning pinning);
+  static Result<std::unique_ptr<CudaDevice>> Create(const CudaOptions& options);
   ~CudaDevice() override;
 
   std::string_view name() const override { return name_; }
@@ -114,7 +122,7 @@ class CudaDevice final : public device::Device {
     cudaGraphExec_t exec = nullptr;
   };
 
-  CudaDevice(int gpu, int num_threads, CpuPinning pinning);
+  explicit CudaDevice(const CudaOptions& options);
   Status Init();
 
   void UseGpu() const;
@@ -147,9 +155,25 @@ class CudaDevice final : public device::Device {
   Result<device::Buffer> UploadScales(std::span<const device::HostMatrix> parts, int64_t padded_cols, int32_t& scale_shift);
   void UploadLarge(void* to, const void* host_from, int64_t bytes);
 
+  // ---- released shapes (cuda_released.cc) ----
+  // Packs `parts` (of one format and width), if kernels/ has a form for them: `packed` stays empty where not.
+  Status Pack(std::span<const device::HostMatrix> parts, RowOrder order, PackedMatrix& packed);
+  Status PackInto(std::span<const device::HostMatrix> parts, RowOrder order, const PackedLayout& layout, uint8_t* out, int* error);
+  Status PackExperts(std::span<const device::HostExpert> experts, const device::HostExpert& shared, CudaExpertBank& bank);
+  // Values as bf16, which they are: rows of `cols`.
+  InputView Bf16Of(const CudaInput& x);
+  void PackedMatMul(const PackedMatrix& w, const InputView& x, int num_groups, OutputType out, void* y, int64_t ldy);
+  void PackedExperts(const Arithmetic& a, const CudaExpertBank& bank, const device::ExpertArgs& args, const InputView& x, int64_t rows);
+  bool TakesPackedSelect(const device::SelectArgs& args) const;
+  void PackedSelect(const device::Step& step, const device::SelectArgs& args);
+  bool TakesPackedAttention(const Arithmetic& a, const device::AttentionArgs& args) const;
+  void PackedAttention(const device::Step& step, const device::AttentionArgs& args, bool rotates);
+
   int gpu_;
+  bool is_fast_;
   std::string name_;
   std::unique_ptr<ThreadPool> host_pool_;
+  bool packs_;  // the GPU and the arithmetic are those of kernels/
   cudaStream_t stream_ = nullptr, side_ = nullptr;
   cudaEvent_t fork_event_ = nullptr, join_event_ = nullptr;
   bool side_is_busy_ = false, side_has_window_ = false;
@@ -184,6 +208,8 @@ class CudaDevice final : public device::Device {
   } expand_;
 
   Scratch mix_partial_, copy_rows_, scores_, block_scores_, act_, quantized_;
+  Scratch plan_, expert_sums_, shared_act_, shared_sums_, query_, new_keys_, splits_;
+  std::map<int, device::Buffer> dense_workspaces_;  // by the rows of a matrix
   std::vector<Shadow> shadows_;
 
   bool uses_graphs_ = true;

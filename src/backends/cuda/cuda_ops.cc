@@ -119,6 +119,7 @@ void CudaDevice::Prepare(const Arithmetic& a, Act x, int64_t rows, int64_t cols,
   auto& in = static_cast<CudaInput&>(input);
   in.cols = cols;
   in.view.rows = rows;
+  in.has_bf16 = false;
   if (rows <= 0) return;
   if (kind == device::InputKind::kQuantized && a.quantize) {
     in.view.is_bf16 = true;
@@ -171,6 +172,11 @@ void CudaDevice::MatMulInto(const CudaMatrix& w, const CudaInput& x, int num_gro
   Begin();
   Wrote(y.data);
   InputView in = x.view;
+  if (w.packed.is_there()) {
+    in = Bf16Of(x);
+    if (in.values != nullptr) PackedMatMul(w.packed, in, num_groups, round ? OutputType::kFloatRounded : OutputType::kFloat, y.data, y.stride);
+    return;
+  }
   if (in.quantize && w.view.format != device::WeightFormat::kFp8Block32) {
     in = Quantized(in, x.cols);
     if (in.values == nullptr) return;
@@ -180,6 +186,7 @@ void CudaDevice::MatMulInto(const CudaMatrix& w, const CudaInput& x, int num_gro
 }
 
 void CudaDevice::MatMul(const Arithmetic& a, const device::Matrix& w, const device::Input& x, Act y) {
+  if (Of(w).packed.is_there() && !a.round_bf16) return Fail(Internal("the weights are kept for the released arithmetic"));
   MatMulInto(Of(w), Of(x), 1, a.round_bf16, Of(y));
 }
 
@@ -308,6 +315,7 @@ void CudaDevice::StoreIndexKeys(const Arithmetic& a, const device::KeyCache& cac
 void CudaDevice::Select(const device::Step& step, const device::SelectArgs& args) {
   if (step.num_rows <= 0) return;
   Begin();
+  if (TakesPackedSelect(args)) return PackedSelect(step, args);
   if (args.heads > kMaxIndexHeads) return Fail(Unimplemented("the NVIDIA backend takes at most 64 index heads"));
   // Scores of as many rows as a fixed amount of memory holds.
   constexpr int64_t kMostScores = int64_t{256} << 20;
@@ -324,10 +332,13 @@ void CudaDevice::Select(const device::Step& step, const device::SelectArgs& args
 
 void CudaDevice::Attention(const Arithmetic& a, const device::Step& step, const device::AttentionArgs& args) {
   if (step.num_rows <= 0) return;
-  const bool rotates = has_rope_ && rope_.x.data == args.query.data && rope_.table == args.rope && rope_.rows == step.num_rows && AttentionRotates(args);
+  const bool is_packed = TakesPackedAttention(a, args);
+  const bool rotates = has_rope_ && rope_.x.data == args.query.data && rope_.table == args.rope && rope_.rows == step.num_rows &&
+                       (is_packed || AttentionRotates(args));
   if (rotates) has_rope_ = false;
   Begin();
   Wrote(args.out.data);
+  if (is_packed) return PackedAttention(step, args, rotates);
   if (args.rope_dim % 4 != 0) return Fail(Unimplemented("the NVIDIA backend rotates a multiple of 4 channels"));
   LaunchAttention(stream_, a, step, args, rotates);
   Check("Attention");
@@ -338,7 +349,7 @@ void CudaDevice::Attention(const Arithmetic& a, const device::Step& step, const 
 void CudaDevice::Route(const device::RouterArgs& args, int64_t rows) {
   if (rows <= 0) return;
   const int num_experts = static_cast<int>(args.gate->rows());
-  if (args.num_chosen <= 32 && IsSmallRouter(Of(*args.gate).view)) {
+  if (args.num_chosen <= 32 && !Of(*args.gate).packed.is_there() && IsSmallRouter(Of(*args.gate).view)) {
     Begin();
     LaunchSmallRoute(stream_, args, Of(*args.gate).view, Of(*args.x).view, rows);
     Check("Route");
@@ -357,6 +368,7 @@ void CudaDevice::Experts(const Arithmetic& a, const device::ExpertArgs& args, in
   InputView x = Of(*args.x).view;
   if (x.quantize) x = Quantized(x, Of(*args.x).cols);
   if (x.values == nullptr) return;
+  if (const auto& packed = static_cast<const CudaExpertBank&>(*args.bank); packed.is_packed) return PackedExperts(a, packed, args, x, rows);
   const ExpertBankView& bank = static_cast<const CudaExpertBank&>(*args.bank).view;
   auto* act = static_cast<float*>(Grow(act_, rows * (args.num_chosen + 1) * bank.padded_inner * 4));
   if (act == nullptr) return;

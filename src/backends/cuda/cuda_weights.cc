@@ -76,6 +76,8 @@ Result<std::unique_ptr<device::Matrix>> CudaDevice::CreateMatrix(std::span<const
     rows += part.rows;
   }
   auto matrix = std::make_unique<CudaMatrix>(rows, parts[0].cols);
+  DI_RETURN_IF_ERROR(Pack(parts, RowOrder::kStacked, matrix->packed));
+  if (matrix->packed.is_there()) return std::unique_ptr<device::Matrix>(std::move(matrix));
   WeightView& view = matrix->view;
   view.format = parts[0].format;
   view.rows = rows;
@@ -139,6 +141,8 @@ Result<std::unique_ptr<device::ExpertBank>> CudaDevice::CreateExperts(std::span<
   view.inner = shared.w1.rows;
   view.padded_inner = Padded(view.inner);
   if (experts.empty()) return Internal("a layer without experts");
+  DI_RETURN_IF_ERROR(PackExperts(experts, shared, *bank));
+  if (bank->is_packed) return std::unique_ptr<device::ExpertBank>(std::move(bank));
 
   // Parts of all experts one after another; every expert must look like the first.
   const auto place = [&](std::span<const device::HostMatrix> parts, int64_t per_expert, device::Buffer& data, device::Buffer& scale,

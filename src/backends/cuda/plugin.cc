@@ -76,7 +76,11 @@ device::Device* Create(const PluginOptions* options, char* error, int32_t error_
                     options->gpu, properties.name, properties.major, properties.minor), error, error_bytes);
     return nullptr;
   }
-  auto made = CudaDevice::Create(options->gpu, options->num_threads, static_cast<CpuPinning>(options->cpu_pinning));
+  auto made = CudaDevice::Create({.gpu = options->gpu,
+                                  .num_threads = options->num_threads,
+                                  .pinning = static_cast<CpuPinning>(options->cpu_pinning),
+                                  .release_numerics = (options->flags & kReleaseNumerics) != 0,
+                                  .batch_invariant = (options->flags & kBatchInvariant) != 0});
   if (!made.ok()) {
     Say(made.status().message(), error, error_bytes);
     return nullptr;

@@ -13,7 +13,7 @@ class Device;
 
 namespace deepinfer::cuda {
 
-inline constexpr uint32_t kPluginAbiVersion = 1;
+inline constexpr uint32_t kPluginAbiVersion = 2;
 inline constexpr char kPluginFile[] = "libdeepinfer_cuda.so";
 inline constexpr char kPluginSymbol[] = "deepinfer_cuda_plugin";
 // Changes with every change of device/device.h or device/types.h that moves a virtual function or a field.
@@ -26,11 +26,15 @@ struct PluginGpu {
   int64_t memory_bytes;
 };
 
+// Of PluginOptions::flags: backends::DeviceOptions.
+inline constexpr int32_t kReleaseNumerics = 1;
+inline constexpr int32_t kBatchInvariant = 2;
+
 struct PluginOptions {
   int32_t gpu;          // index
   int32_t num_threads;  // of the host pool; 0 = one per core
   int32_t cpu_pinning;  // CpuPinning
-  int32_t reserved;
+  int32_t flags;
 };
 
 struct PluginTable {

@@ -24,29 +24,48 @@ using device::Act;
 using device::Arithmetic;
 using device::Device;
 
+// Which kernels a GPU device uses: those for every width, or, where shapes are the released ones, those for them; these know the
+// released arithmetic alone, and may sum in one go (`kFast`).
+enum class Kernels { kGeneral, kReleased, kFast };
+inline std::shared_ptr<Device> MakeGpu(Kernels kernels) {
+  backends::DeviceOptions options;
+  if (const char* plugin = std::getenv("DEEPINFER_TEST_CUDA_PLUGIN"); plugin != nullptr) options.cuda_plugin = plugin;
+  options.release_numerics = kernels != Kernels::kGeneral;
+  options.batch_invariant = kernels != Kernels::kFast;
+  auto made = backends::CreateDevice("cuda", options);
+  if (!made.ok()) std::printf("no GPU here: %s\n", made.status().message().c_str());
+  return made.ok() ? *made : nullptr;
+}
+// Of the running test.
+inline Kernels current_kernels = Kernels::kGeneral;
 inline std::shared_ptr<Device> Gpu() {
-  static const std::shared_ptr<Device> gpu = [] {
-    backends::DeviceOptions options;
-    if (const char* plugin = std::getenv("DEEPINFER_TEST_CUDA_PLUGIN"); plugin != nullptr) options.cuda_plugin = plugin;
-    auto made = backends::CreateDevice("cuda", options);
-    if (!made.ok()) std::printf("no GPU here: %s\n", made.status().message().c_str());
-    return made.ok() ? *made : nullptr;
-  }();
-  return gpu;
+  static const std::shared_ptr<Device> general = MakeGpu(Kernels::kGeneral);
+  if (general == nullptr || current_kernels == Kernels::kGeneral) return general;
+  static const std::shared_ptr<Device> released = MakeGpu(Kernels::kReleased), fast = MakeGpu(Kernels::kFast);
+  return current_kernels == Kernels::kReleased ? released : fast;
 }
 inline std::shared_ptr<Device> Cpu() {
   static const std::shared_ptr<Device> cpu = backends::CreateDevice("cpu").value();
   return cpu;
 }
 
-class OnBothDevices : public testing::Test {
+class OnBothDevices : public testing::TestWithParam<Kernels> {
  protected:
   void SetUp() override {
+    current_kernels = GetParam();
     if (Gpu() == nullptr) GTEST_SKIP() << "needs an NVIDIA GPU and the plug-in";
   }
 };
 
-inline const Arithmetic kArithmetics[] = {{true, true}, {false, true}, {false, false}};
+inline const Arithmetic kRelease = {true, true}, kFloat32 = {false, true};
+// Those that the running test's kernels take.
+inline std::vector<Arithmetic> Arithmetics() {
+  if (current_kernels != Kernels::kGeneral) return {kRelease};
+  return {kRelease, kFloat32, {false, false}};
+}
+inline std::string KernelsName(const testing::TestParamInfo<Kernels>& info) {
+  return info.param == Kernels::kGeneral ? "General" : info.param == Kernels::kReleased ? "Released" : "Fast";
+}
 
 // One device with buffers that live as long as it does.
 class Side {

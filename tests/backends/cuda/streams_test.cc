@@ -9,13 +9,14 @@ namespace {
 using device::WeightFormat;
 
 class CudaStreams : public OnBothDevices {};
+INSTANTIATE_TEST_SUITE_P(Of, CudaStreams, testing::Values(Kernels::kGeneral), KernelsName);
 
-TEST_F(CudaStreams, EmbeddingAndTables) {
+TEST_P(CudaStreams, EmbeddingAndTables) {
   Random random(11);
   const HostWeight embed = RandomWeight(random, WeightFormat::kBf16, 50, 256), engram = RandomWeight(random, WeightFormat::kFp8Row32, 40, 64);
   const std::vector<int32_t> ids = {0, 49, 7, 7, 12}, image_row = {-1, 0, -1, 1, -1}, rows = {3, 0, 39, 5, 5, 1, 2, 4, 6, 38};
   const auto image = random.Floats(2 * 256, 1.0f, false);
-  for (const Arithmetic& a : kArithmetics) {
+  for (const Arithmetic& a : Arithmetics()) {
     for (const bool is_volatile : {false, true}) {
       const auto both = OnBoth([&](Side& side) {
         device::HostMatrix source = engram.matrix;
@@ -34,10 +35,10 @@ TEST_F(CudaStreams, EmbeddingAndTables) {
   }
 }
 
-TEST_F(CudaStreams, EngramInjection) {
+TEST_P(CudaStreams, EngramInjection) {
   Random random(12);
   for (const int64_t hidden : {96, 256, 5120}) {
-    for (const Arithmetic& a : kArithmetics) {
+    for (const Arithmetic& a : Arithmetics()) {
       const auto kv = random.Floats(3 * 5 * hidden), qk = random.Floats(4 * hidden), x = random.Floats(3 * 4 * hidden);
       const std::vector<uint8_t> dead = {0, 1, 0};
       ExpectNear(OnBoth([&](Side& side) {
@@ -51,7 +52,7 @@ TEST_F(CudaStreams, EngramInjection) {
 }
 
 // Mix, expansion and collapse in the order of a layer, so that what runs together or beside is covered.
-TEST_F(CudaStreams, HyperConnections) {
+TEST_P(CudaStreams, HyperConnections) {
   Random random(13);
   for (const int streams : {2, 4}) {
     for (const int hidden : {96, 256, 5120}) {
@@ -60,7 +61,7 @@ TEST_F(CudaStreams, HyperConnections) {
       const HostWeight fn = RandomWeight(random, WeightFormat::kF32, outputs, n);
       const auto base = random.Floats(outputs, 0.3f), scale = random.Floats(3), x = random.Floats(rows * n), y = random.Floats(rows * hidden),
                  norm = random.Floats(hidden);
-      for (const Arithmetic& a : kArithmetics) {
+      for (const Arithmetic& a : Arithmetics()) {
         std::vector<float> mixes[2];
         int at = 0;
         const auto both = OnBoth([&](Side& side) {
@@ -101,7 +102,7 @@ TEST_F(CudaStreams, HyperConnections) {
   }
 }
 
-TEST_F(CudaStreams, CopiesOfRowsInPlaceToo) {
+TEST_P(CudaStreams, CopiesOfRowsInPlaceToo) {
   Random random(14);
   const auto x = random.Floats(64 * 300);
   std::vector<int32_t> rows;
@@ -120,7 +121,7 @@ TEST_F(CudaStreams, CopiesOfRowsInPlaceToo) {
 }
 
 // A kept sequence of ops gives what single ones give, with new values in the same places.
-TEST_F(CudaStreams, RepeatedStepsReadNewValues) {
+TEST_P(CudaStreams, RepeatedStepsReadNewValues) {
   if (!Gpu()->repeats_steps()) GTEST_SKIP() << "this device keeps no steps";
   Random random(15);
   Side side(*Gpu());
@@ -132,14 +133,14 @@ TEST_F(CudaStreams, RepeatedStepsReadNewValues) {
     const auto values = random.Floats(4 * 256);
     side->Upload(x.data, values.data(), 4 * 256 * 4);
     if (!side->BeginRepeat(key)) {
-      side->RmsNorm(kArithmetics[0], x, norm, 4, 256, 1e-20f, y);
-      side->Scale(kArithmetics[0], y, 4, 256, 2.0f);
+      side->RmsNorm(kRelease, x, norm, 4, 256, 1e-20f, y);
+      side->Scale(kRelease, y, 4, 256, 2.0f);
       side->EndRepeat();
       ++num_runs;
     }
     const auto kept = side.GetAct(y, 4, 256);
-    side->RmsNorm(kArithmetics[0], x, norm, 4, 256, 1e-20f, y);
-    side->Scale(kArithmetics[0], y, 4, 256, 2.0f);
+    side->RmsNorm(kRelease, x, norm, 4, 256, 1e-20f, y);
+    side->Scale(kRelease, y, 4, 256, 2.0f);
     EXPECT_EQ(kept, side.GetAct(y, 4, 256)) << i;
   }
   EXPECT_LE(num_runs, 3);  // one more when memory of the ops grew

@@ -146,6 +146,13 @@ void LaunchStoreCompressed(cudaStream_t stream, const device::Arithmetic& a, con
 void LaunchStoreIndexKeys(cudaStream_t stream, const device::Arithmetic& a, const device::KeyCache& cache, F raw, const float* norm,
                           float eps, const device::NewGroup* groups, int64_t num_groups, int rope_dim, const float* table, F trace_key);
 
+// ---- bf16.cu ------------------------------------------------------------------------------------------------------------
+// bf16 copies for kernels/, of values that are exact in bf16: columns a multiple of 8, `out` dense.
+void LaunchToBf16(cudaStream_t stream, F x, int64_t rows, int64_t cols, uint16_t* out);
+// Queries (rotated here where `table` is there: the last `rope_dim` channels of each head) and the step's own keys.
+void LaunchAttentionInputs(cudaStream_t stream, F query, int64_t rows, int heads, int head_dim, int rope_dim, const float* table,
+                           uint16_t* query_out, F keys, uint16_t* keys_out);
+
 // ---- select.cu ----------------------------------------------------------------------------------------------------------
 inline constexpr int kMaxIndexHeads = 64;
 // scores: [rows, max_groups] floats, blocks: [rows, ceil(max_groups / block_size)] floats of scratch.
