@@ -2,8 +2,6 @@
 //
 // General sparse attention: one block a row and head. Threads, and so the order of every sum, follow from the head size.
 #include <cooperative_groups.h>
-#include <cuda_fp16.h>
-#include <cuda_fp8.h>
 
 #include <algorithm>
 
@@ -167,56 +165,47 @@ __global__ void __launch_bounds__(kThreads) AttentionKernel(device::Arithmetic a
 
 // ---- heads of 512 channels ----------------------------------------------------------------------------------------------
 // Four blocks a row and head, a warp a key, 16 channels a lane. Of the 32 warps of the four blocks warp w takes keys w, w + 32, ...
-// in both products, four on their way at a time; sums over warps and blocks are in ascending order.
+// in both products; sums over warps and blocks are in ascending order. All keys are brought to shared memory at once.
 
-__device__ __forceinline__ void Decode4E4M3(uint32_t v, float s, float* out) {
-  const __half2_raw low = __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(v & 0xffffu), __NV_E4M3);
-  const __half2_raw high = __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(v >> 16), __NV_E4M3);
-  const float2 a = __half22float2(__half2(low)), b = __half22float2(__half2(high));
-  out[0] = a.x * s, out[1] = a.y * s, out[2] = b.x * s, out[3] = b.y * s;
-}
-
-struct RawKey {
-  uint4 data;
-  uint32_t scale;
-};
-
-__device__ __forceinline__ RawKey LoadKey512(device::KeyFormat format, const uint8_t* place, int lane) {
-  RawKey raw;
-  if (format == device::KeyFormat::kMxFp8) {
-    raw.data = *reinterpret_cast<const uint4*>(place + 16 * lane);
-    raw.scale = place[512 + lane / 2];
-  } else {
-    const uint2 half = *reinterpret_cast<const uint2*>(place + 8 * lane);
-    raw.data = {half.x, half.y, 0, 0};
-    raw.scale = place[256 + lane];
-  }
-  return raw;
-}
-__device__ __forceinline__ void DecodeKey512(device::KeyFormat format, const RawKey& raw, const uint8_t* place, int lane, float* out) {
+// The lane's channels of a key in shared memory (float: in global memory).
+__device__ __forceinline__ void DecodeKey512(device::KeyFormat format, const uint8_t* key, int lane, float* out) {
   if (format == device::KeyFormat::kFloat) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float4 v = *reinterpret_cast<const float4*>(place + 64 * lane + 16 * i);
+      const float4 v = *reinterpret_cast<const float4*>(key + 64 * lane + 16 * i);
       out[4 * i] = v.x, out[4 * i + 1] = v.y, out[4 * i + 2] = v.z, out[4 * i + 3] = v.w;
     }
-  } else if (format == device::KeyFormat::kMxFp8) {
-    const float s = ScaleOf(raw.scale);
-    Decode4E4M3(raw.data.x, s, out);
-    Decode4E4M3(raw.data.y, s, out + 4);
-    Decode4E4M3(raw.data.z, s, out + 8);
-    Decode4E4M3(raw.data.w, s, out + 12);
-  } else {
-    const float s = DecodeE4M3(raw.scale);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      out[i] = DecodeE2M1((raw.data.x >> (4 * i)) & 15u) * s;
-      out[8 + i] = DecodeE2M1((raw.data.y >> (4 * i)) & 15u) * s;
-    }
+    return;
   }
+  float s;
+  if (format == device::KeyFormat::kMxFp8) {
+    const uint4 v = *reinterpret_cast<const uint4*>(key + 16 * lane);
+    s = ScaleOf(key[512 + lane / 2]);
+    DecodeE4M3x4(v.x, out);
+    DecodeE4M3x4(v.y, out + 4);
+    DecodeE4M3x4(v.z, out + 8);
+    DecodeE4M3x4(v.w, out + 12);
+  } else {
+    const uint2 v = *reinterpret_cast<const uint2*>(key + 8 * lane);
+    s = DecodeE4M3(key[256 + lane]);
+    DecodeE2M1x8(v.x, out);
+    DecodeE2M1x8(v.y, out + 8);
+  }
+#pragma unroll
+  for (int i = 0; i < 16; ++i) out[i] *= s;
 }
 
-constexpr int kParts = 4, kPartThreads = 256, kWarps = kPartThreads / 32, kAtOnce = 4;
+__device__ __forceinline__ void CopyAsync16(void* shared_to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(shared_to))), "l"(from) : "memory");
+}
+
+__device__ __forceinline__ void CopyAsync8(void* shared_to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(shared_to))), "l"(from) : "memory");
+}
+
+constexpr int kSlot = 528;  // bytes of a key in shared memory: the longest record that is not float
+
+constexpr int kParts = 4, kPartThreads = 256, kWarps = kPartThreads / 32;
 
 struct PartShared {
   float values[kWarps][512];
@@ -226,13 +215,13 @@ struct PartShared {
 };
 
 
-// Dynamic shared memory: places and scores of a block's keys. `rotates`: the query is not rotated yet.
+// Dynamic shared memory: a block's keys, their places, their scores. `rotates`: the query is not rotated yet.
 __global__ void __cluster_dims__(kParts, 1, 1) __launch_bounds__(kPartThreads) Attention512Kernel(device::Arithmetic a, device::Step step, device::AttentionArgs args,
                                                               device::KeyCache compressed, int max_keys, bool rotates) {
   namespace cg = cooperative_groups;
   extern __shared__ __align__(16) uint8_t memory[];
   __shared__ PartShared shared;
-  auto* places = reinterpret_cast<const uint8_t**>(memory);
+  auto* places = reinterpret_cast<const uint8_t**>(memory + max_keys * kSlot);
   float* z = reinterpret_cast<float*>(places + max_keys);
   const cg::cluster_group cluster = cg::this_cluster();
   const int part = static_cast<int>(cluster.block_rank());
@@ -253,8 +242,26 @@ __global__ void __cluster_dims__(kParts, 1, 1) __launch_bounds__(kPartThreads) A
   const auto key_of = [&](int at) { return (at / kWarps) * (kParts * kWarps) + part * kWarps + at % kWarps; };
   const int rest = n % (kParts * kWarps) - part * kWarps;
   const int count = n / (kParts * kWarps) * kWarps + min(max(rest, 0), kWarps);
-  for (int at = tid; at < count; at += kPartThreads) {
-    places[at] = place_of(key_of(at));
+  const auto format_of = [&](int i) {
+    return i < num_ring ? args.ring.format : i < num_window ? device::KeyFormat::kFloat : compressed.main_format;
+  };
+  // Lane l finds the place of the warp's l-th key, l + 32nd, ...
+#pragma unroll 1
+  for (int at = warp + lane * kWarps; at < count; at += 32 * kWarps) places[at] = place_of(key_of(at));
+  __syncwarp();
+#pragma unroll 2
+  for (int at = warp; at < count; at += kWarps) {
+    const device::KeyFormat format = format_of(key_of(at));
+    if (format == device::KeyFormat::kFloat) continue;
+    const uint8_t* from = places[at];
+    uint8_t* to = memory + at * kSlot;
+    if (format == device::KeyFormat::kMxFp8) {
+      CopyAsync16(to + 16 * lane, from + 16 * lane);
+      if (lane == 0) CopyAsync16(to + 512, from + 512);
+    } else {
+      CopyAsync8(to + 8 * lane, from + 8 * lane);
+      if (lane < 4) CopyAsync8(to + 256 + 8 * lane, from + 256 + 8 * lane);
+    }
   }
   // The lane's channels of the query.
   float query[16];
@@ -278,53 +285,27 @@ __global__ void __cluster_dims__(kParts, 1, 1) __launch_bounds__(kPartThreads) A
       }
     }
   }
-  __syncthreads();
-  const auto format_of = [&](int i) {
-    return i < num_ring ? args.ring.format : i < num_window ? device::KeyFormat::kFloat : compressed.main_format;
-  };
-  // The warp's first keys stay in registers for the second product.
-  constexpr int kKept = 2;
-  RawKey kept[kKept][kAtOnce];
-  const auto load = [&](int base, RawKey (&raw)[kAtOnce]) {
-#pragma unroll
-    for (int j = 0; j < kAtOnce; ++j) {
-      const int at = base + j * kWarps;
-      if (at < count && format_of(key_of(at)) != device::KeyFormat::kFloat) raw[j] = LoadKey512(format_of(key_of(at)), places[at], lane);
-    }
-  };
-#pragma unroll
-  for (int b = 0; b < kKept; ++b) load(warp + b * kWarps * kAtOnce, kept[b]);
-  // fn(at, key) for the warp's keys, ascending.
-  const auto for_keys = [&](auto&& fn) {
-    const auto visit = [&](int base, const RawKey (&raw)[kAtOnce]) {
-#pragma unroll
-      for (int j = 0; j < kAtOnce; ++j) {
-        const int at = base + j * kWarps;
-        if (at >= count) break;
-        float key[16];
-        DecodeKey512(format_of(key_of(at)), raw[j], places[at], lane, key);
-        fn(at, key);
-      }
-    };
-#pragma unroll
-    for (int b = 0; b < kKept; ++b) visit(warp + b * kWarps * kAtOnce, kept[b]);
-    for (int base = warp + kKept * kWarps * kAtOnce; base < count; base += kWarps * kAtOnce) {
-      RawKey raw[kAtOnce];
-      load(base, raw);
-      visit(base, raw);
-    }
+  asm volatile("cp.async.wait_all;" ::: "memory");
+  __syncwarp();
+  const auto key_at = [&](int at, float* key) {
+    const device::KeyFormat format = format_of(key_of(at));
+    DecodeKey512(format, format == device::KeyFormat::kFloat ? places[at] : memory + at * kSlot, lane, key);
   };
   const float scale = 1.0f / sqrtf(512.0f);
-  for_keys([&](int i, const float* key) {
+#pragma unroll 2
+  for (int at = warp; at < count; at += kWarps) {
+    float key[16];
+    key_at(at, key);
     float sum = 0;
 #pragma unroll
     for (int c = 0; c < 16; ++c) sum = fmaf(query[c], key[c], sum);
     sum = WarpSum(sum);
-    if (lane == 0) z[i] = sum * scale;
-  });
+    if (lane == 0) z[at] = sum * scale;
+  }
   __syncthreads();
 
   float top = -1e30f;
+#pragma unroll 1
   for (int i = tid; i < count; i += kPartThreads) top = fmaxf(top, z[i]);
   top = LaneMax<32>(top);
   if (lane == 0) shared.scratch[warp] = top;
@@ -337,6 +318,7 @@ __global__ void __cluster_dims__(kParts, 1, 1) __launch_bounds__(kPartThreads) A
 #pragma unroll
   for (int b = 0; b < kParts; ++b) top = fmaxf(top, cluster.map_shared_rank(&shared, b)->top);
   float sum = 0;
+#pragma unroll 1
   for (int i = tid; i < count; i += kPartThreads) {
     const float e = expf(z[i] - top);
     sum += e;
@@ -347,14 +329,18 @@ __global__ void __cluster_dims__(kParts, 1, 1) __launch_bounds__(kPartThreads) A
   __syncthreads();
 
   float acc[16] = {};
-  for_keys([&](int i, const float* key) {
-    const float w = z[i];
+#pragma unroll 1
+  for (int at = warp; at < count; at += kWarps) {
+    float key[16];
+    key_at(at, key);
+    const float w = z[at];
 #pragma unroll
     for (int c = 0; c < 16; ++c) acc[c] = fmaf(w, key[c], acc[c]);
-  });
+  }
 #pragma unroll
   for (int c = 0; c < 16; c += 4) *reinterpret_cast<float4*>(&shared.values[warp][16 * lane + c]) = {acc[c], acc[c + 1], acc[c + 2], acc[c + 3]};
   __syncthreads();
+#pragma unroll 1
   for (int c = tid; c < 512; c += kPartThreads) {
     float v = shared.values[0][c];
 #pragma unroll
@@ -393,13 +379,14 @@ void LaunchAttention(cudaStream_t stream, const device::Arithmetic& a, const dev
   const int max_keys = args.ring.window + (args.is_draft_block ? kMaxBlock : 0) + (args.compressed != nullptr ? args.selected_stride : 0);
   const dim3 grid(static_cast<unsigned>(args.heads), static_cast<unsigned>(step.num_rows));
   static const bool allowed = [] {
-    cudaFuncSetAttribute(AttentionKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostShared);
+    for (const void* kernel : {reinterpret_cast<const void*>(AttentionKernel), reinterpret_cast<const void*>(Attention512Kernel)})
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostShared);
     return true;
   }();
   static_cast<void>(allowed);
   if (AttentionRotates(args)) {
     Start(Attention512Kernel, dim3(kParts, static_cast<unsigned>(args.heads), static_cast<unsigned>(step.num_rows)), kPartThreads,
-          static_cast<size_t>(max_keys / kParts + kWarps) * 12, stream, a, step, args, compressed, max_keys / kParts + kWarps, rotates);
+          static_cast<size_t>(max_keys / kParts + kWarps) * (kSlot + 12), stream, a, step, args, compressed, max_keys / kParts + kWarps, rotates);
     return;
   }
   const int parts = kThreads / (args.head_dim / 4);

@@ -11,7 +11,7 @@ namespace deepinfer::cuda {
 
 // Values of a lane's piece of a row.
 template <device::WeightFormat kFormat>
-inline constexpr int kPiece = kFormat == device::WeightFormat::kFp4Row32 ? 16 : kFormat == device::WeightFormat::kF32 ? 4 : 8;
+inline constexpr int kPiece = kFormat == device::WeightFormat::kF32 ? 4 : 8;
 
 // `kPiece` values from column k (a multiple of the piece) of a row of weights, without their scale.
 template <device::WeightFormat kFormat>
@@ -25,13 +25,11 @@ __device__ __forceinline__ void LoadWeights(const uint8_t* row, int64_t k, float
 #pragma unroll
     for (int i = 0; i < 4; ++i) w[2 * i] = BitsToFloat(words[i] << 16), w[2 * i + 1] = BitsToFloat(words[i] & 0xffff0000u);
   } else if constexpr (kFormat == device::WeightFormat::kFp4Row32) {
-    const uint2 v = *reinterpret_cast<const uint2*>(row + k / 2);
-#pragma unroll
-    for (int i = 0; i < 16; ++i) w[i] = DecodeE2M1(((i < 8 ? v.x : v.y) >> (4 * (i & 7))) & 15u);
+    DecodeE2M1x8(*reinterpret_cast<const uint32_t*>(row + k / 2), w);
   } else {
     const uint2 v = *reinterpret_cast<const uint2*>(row + k);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) w[i] = DecodeE4M3(((i < 4 ? v.x : v.y) >> (8 * (i & 3))) & 255u);
+    DecodeE4M3x4(v.x, w);
+    DecodeE4M3x4(v.y, w + 4);
   }
 }
 
@@ -81,7 +79,8 @@ __device__ __forceinline__ void WarpDots(const uint8_t* w_row, const uint8_t* sc
   const int lane = threadIdx.x & 31;
 #pragma unroll
   for (int m = 0; m < kRows; ++m) sums[m] = 0;
-  for (int64_t k = lane * kCount; k < padded_cols; k += 32 * kCount) {
+#pragma unroll (kRows == 1 ? 4 : 1)
+  for (int k = lane * kCount; k < padded_cols; k += 32 * kCount) {
     float w[kCount];
     LoadWeights<kFormat>(w_row, k, w);
     constexpr bool kIsScaled = kFormat == device::WeightFormat::kFp8Block32 || kFormat == device::WeightFormat::kFp4Row32;
@@ -116,7 +115,8 @@ __device__ __forceinline__ void WarpRowDots(const WeightView& w, const int64_t (
   const int64_t columns = w.padded_cols / 32;
 #pragma unroll
   for (int r = 0; r < kCount; ++r) sums[r] = 0;
-  for (int64_t k = lane * kValues; k < w.padded_cols; k += 32 * kValues) {
+#pragma unroll (kCount == 1 ? 4 : 1)
+  for (int k = lane * kValues; k < w.padded_cols; k += 32 * kValues) {
     float values[kCount][kValues], scales[kCount], v[kValues];
 #pragma unroll
     for (int r = 0; r < kCount; ++r) {

@@ -3,8 +3,7 @@
 // Rotation, and the keys that go into the caches. A block is a vector: thread c holds channel c.
 #include <algorithm>
 
-#include "backends/cuda/ops/launch.h"
-#include "backends/cuda/ops/numbers.cuh"
+#include "backends/cuda/ops/keys.cuh"
 #include "backends/cuda/ops/start.cuh"
 
 namespace deepinfer::cuda {
@@ -43,11 +42,7 @@ __global__ void RopeKernel(bool round, F x, int64_t rows, int heads, int head_di
 __global__ void IndexQueryKernel(device::Arithmetic a, F x, int dim, int rope_dim, const float* table) {
   WaitForEarlier();
   const int64_t t = blockIdx.y;
-  float* row = x.data + t * x.stride + static_cast<int64_t>(blockIdx.x) * dim;
-  const int c = threadIdx.x;
-  float v = RotateLane(row[c], c, dim - rope_dim, table + t * rope_dim, rope_dim / 2, 1.0f, a.round_bf16);
-  if (a.quantize) v = FakeFp4Pow2Lane(v);
-  row[c] = v;
+  IndexQueryChannel(a, x.data + t * x.stride + static_cast<int64_t>(blockIdx.x) * dim + threadIdx.x, static_cast<int>(threadIdx.x), dim, rope_dim, table + t * rope_dim);
 }
 
 // Block 0 of a row: its key; block 1: the other norm.
@@ -58,34 +53,15 @@ __global__ void WindowKeysKernel(device::Arithmetic a, F raw, const float* norm,
   const int64_t t = blockIdx.y;
   if (blockIdx.x > 0) {
     NormRow(other.in.data + t * other.in.stride, other.norm, other.width, other.eps, a.round_bf16, other.out.data + t * other.out.stride,
-            other.quantized.bf16 != nullptr ? other.quantized.bf16 + t * other.quantized.stride : nullptr, shared);
+            other.quantized.bf16 != nullptr ? other.quantized.bf16 + t * other.quantized.stride : nullptr, shared, blockDim.x);
     return;
   }
-  const int c = threadIdx.x;
-  const float x = raw.data[t * raw.stride + c];
-  const float r = 1.0f / sqrtf(BlockSum(x * x, shared) / static_cast<float>(head_dim) + eps);
-  float v = RoundIf(norm[c] * (x * r), a.round_bf16);
-  v = RotateLane(v, c, head_dim - rope_dim, table + t * rope_dim, rope_dim / 2, 1.0f, a.round_bf16);
-  if (a.quantize) v = FakeFp8Lane(v);
-  keys.data[t * keys.stride + c] = v;
+  WindowKeyRow(a, raw, norm, eps, head_dim, rope_dim, table, keys, t, shared, blockDim.x);
 }
 
-__global__ void StoreWindowKernel(device::Step step, device::WindowRing ring, int64_t record, int64_t data_bytes, F keys) {
+__global__ void StoreWindowKernel(device::Step step, device::WindowRing ring, int64_t record, int64_t data_bytes, int head_dim, F keys) {
   WaitForEarlier();
-  const int64_t t = blockIdx.x;
-  // Without the list of rows (a part of a step) the sequence is looked for.
-  int s = 0;
-  if (step.row_sequence != nullptr) {
-    s = step.row_sequence[t];
-  } else {
-    while (s + 1 < step.num_sequences && step.sequences[s + 1].row_begin <= t) ++s;
-  }
-  const device::SequenceRows& rows = step.sequences[s];
-  const int r = static_cast<int>(t) - rows.row_begin;
-  if (r < 0 || r >= rows.num_rows || rows.num_rows - r > ring.rows) return;
-  uint8_t* to = rows.state + ring.offset + (rows.start + r) % ring.rows * record;
-  const int c = threadIdx.x;
-  EncodeKeyChannel(ring.format, keys.data[t * keys.stride + c], c, to, to + data_bytes);
+  StoreWindowRow(step, ring, record, data_bytes, head_dim, keys, blockIdx.x);
 }
 
 __global__ void PoolPairsKernel(bool round, device::Step step, const float* products, int head_dim, int64_t ring_offset,
@@ -98,6 +74,7 @@ __global__ void PoolPairsKernel(bool round, device::Step step, const float* prod
   const float* first = group.last_row > rows.row_begin
                            ? second - width
                            : reinterpret_cast<const float*>(rows.state + ring_offset) + group.position % ring_rows * width;
+#pragma unroll 1
   for (int d = threadIdx.x; d < head_dim; d += blockDim.x) {
     const float top = fmaxf(first[d], second[d]);
     const float w0 = expf(first[d] - top), w1 = expf(second[d] - top);
@@ -115,6 +92,7 @@ __global__ void StorePairsKernel(device::Step step, const float* products, int h
   const int r = static_cast<int>(t) - rows.row_begin;
   if (r < rows.num_rows - ring_rows) return;
   float* to = reinterpret_cast<float*>(rows.state + ring_offset) + (rows.start + r) % ring_rows * width;
+#pragma unroll 1
   for (int64_t d = threadIdx.x; d < width; d += blockDim.x) to[d] = products[t * width + d];
 }
 
@@ -178,7 +156,7 @@ void LaunchWindowKeys(cudaStream_t stream, const device::Arithmetic& a, F raw, c
 
 void LaunchStoreWindow(cudaStream_t stream, const device::Step& step, const device::WindowRing& ring, int head_dim, F keys) {
   Start(StoreWindowKernel, Count(step.num_rows), head_dim, 0, stream, step, ring, device::KeyRecordBytes(ring.format, head_dim),
-                                                                   device::KeyDataBytes(ring.format, head_dim), keys);
+                                                                   device::KeyDataBytes(ring.format, head_dim), head_dim, keys);
 }
 
 void LaunchPoolPairs(cudaStream_t stream, bool round, const device::Step& step, const float* products, int head_dim,

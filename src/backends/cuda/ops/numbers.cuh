@@ -5,6 +5,8 @@
 // a fused product is written as fmaf.
 #pragma once
 
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -72,6 +74,24 @@ __device__ __forceinline__ float DecodeE2M1(uint32_t c) {
   const float small = static_cast<float>(magnitude) * 0.5f;
   return BitsToFloat(__float_as_uint(magnitude < 2 ? small : normal) | ((c & 8u) << 28));
 }
+// Four e4m3 and eight e2m1 values of a word, the lowest first, by the conversions of the hardware: exact.
+__device__ __forceinline__ void DecodeE4M3x4(uint32_t word, float* out) {
+  const float2 low = __half22float2(__half2(__nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(word & 0xffffu), __NV_E4M3)));
+  const float2 high = __half22float2(__half2(__nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(word >> 16), __NV_E4M3)));
+  out[0] = low.x, out[1] = low.y, out[2] = high.x, out[3] = high.y;
+}
+__device__ __forceinline__ void DecodeE2M1x8(uint32_t word, float* out) {
+  // Codes j and j + 4 become a pair of halves: exponent and mantissa in place are the value times 2^-14, subnormals too.
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const uint32_t sign = (word << (12 - 4 * j)) & 0x80008000u;
+    const int shift = 9 - 4 * j;
+    const uint32_t rest = (shift >= 0 ? word << shift : word >> -shift) & 0x0e000e00u;
+    const uint32_t bits = sign | rest;
+    const float2 pair = __half22float2(__hmul2(reinterpret_cast<const __half2&>(bits), __half2(__half_raw{0x7400}, __half_raw{0x7400})));
+    out[j] = pair.x, out[j + 4] = pair.y;
+  }
+}
 // Codes of values that lie on the grid.
 __device__ __forceinline__ uint32_t CodeE4M3(float v) {
   const uint32_t bits = __float_as_uint(v), magnitude = bits & 0x7fffffffu;
@@ -99,18 +119,24 @@ __device__ __forceinline__ float LaneMax(float v) {
   return v;
 }
 
-// Sum over the block, the same bits in every thread. `shared` has 33 floats; whole warps only.
-__device__ __forceinline__ float BlockSum(float v, float* shared) {
+// The first `threads` threads of a block (whole warps) wait for each other; others may be elsewhere.
+__device__ __forceinline__ void BlockSync(unsigned threads) { asm volatile("barrier.sync.aligned 1, %0;" ::"r"(threads) : "memory"); }
+
+// Sum over the first `threads` threads of the block, the same bits in every one of them. `shared` has 33 floats; whole warps only.
+// Warps that hold zeros change nothing.
+__device__ __forceinline__ float BlockSum(float v, float* shared, unsigned threads) {
   v = WarpSum(v);
-  const int warps = static_cast<int>(blockDim.x >> 5);
+  const int warps = static_cast<int>(threads >> 5);
   if (warps == 1) return v;
-  __syncthreads();
+  BlockSync(threads);
   if ((threadIdx.x & 31) == 0) shared[threadIdx.x >> 5] = v;
-  __syncthreads();
+  BlockSync(threads);
   float sum = shared[0];
+#pragma unroll 4
   for (int w = 1; w < warps; ++w) sum += shared[w];
   return sum;
 }
+__device__ __forceinline__ float BlockSum(float v, float* shared) { return BlockSum(v, shared, blockDim.x); }
 
 // The value of one lane after fake quantisation of its group of 32 lanes to FP8.
 __device__ __forceinline__ float FakeFp8Lane(float v) {
@@ -122,27 +148,36 @@ __device__ __forceinline__ float FakeFp4Pow2Lane(float v) {
   return RoundE2M1(v * Pow2(-e)) * Pow2(e);
 }
 
-// One row of an RMS norm by the whole block; `shared` has 33 floats.
+// One row of an RMS norm by the first `threads` threads of the block; `shared` has 33 floats.
 __device__ __forceinline__ void NormRow(const float* x, const float* norm, int64_t width, float eps, bool round, float* out, uint16_t* quantized,
-                                        float* shared) {
+                                        float* shared, unsigned threads) {
   float sum = 0;
-  for (int64_t c = threadIdx.x; c < width; c += blockDim.x) sum = fmaf(x[c], x[c], sum);
-  const float r = 1.0f / sqrtf(BlockSum(sum, shared) / static_cast<float>(width) + eps);
-  for (int64_t c = threadIdx.x; c < width; c += blockDim.x) {
-    const float v = RoundIf(norm[c] * (x[c] * r), round);
+  // Behind the sum nothing is waited for: the first values are there.
+  const float first = threadIdx.x < width ? x[threadIdx.x] : 0.0f, first_norm = threadIdx.x < width ? norm[threadIdx.x] : 0.0f;
+#pragma unroll 1
+  for (int64_t c = threadIdx.x; c < width; c += threads) {
+    const float v = c == threadIdx.x ? first : x[c];
+    sum = fmaf(v, v, sum);
+  }
+  const float r = 1.0f / sqrtf(BlockSum(sum, shared, threads) / static_cast<float>(width) + eps);
+#pragma unroll 1
+  for (int64_t c = threadIdx.x; c < width; c += threads) {
+    const float v = RoundIf(c == threadIdx.x ? first_norm * (first * r) : norm[c] * (x[c] * r), round);
     out[c] = v;
     if (quantized != nullptr) quantized[c] = static_cast<uint16_t>(__float_as_uint(FakeFp8Lane(v)) >> 16);
   }
 }
 
-// Rotates the pair of this lane and its neighbour: channel c of a vector whose first rotated channel is `begin`.
-__device__ __forceinline__ float RotateLane(float v, int c, int begin, const float* cos, int half, float sign, bool round) {
+// Rotates the pair of this lane and its neighbour by an angle with cosine `cs` and sine `sn`.
+__device__ __forceinline__ float RotateLane(float v, int c, int begin, float cs, float sn, bool round) {
   const float other = __shfl_xor_sync(0xffffffffu, v, 1);
   if (c < begin) return v;
-  const int i = (c - begin) >> 1;
-  const float cs = cos[i], sn = sign * cos[half + i];
-  const float r = ((c - begin) & 1) == 0 ? v * cs - other * sn : other * sn + v * cs;
-  return RoundIf(r, round);
+  return RoundIf(((c - begin) & 1) == 0 ? v * cs - other * sn : other * sn + v * cs, round);
+}
+// The same from a table: channel c of a vector whose first rotated channel is `begin`.
+__device__ __forceinline__ float RotateLane(float v, int c, int begin, const float* cos, int half, float sign, bool round) {
+  const int i = max(c - begin, 0) >> 1;
+  return RotateLane(v, c, begin, cos[i], sign * cos[half + i], round);
 }
 
 // One channel of a cached record.

@@ -77,7 +77,7 @@ __global__ void RmsNormKernel(bool round, F in, const float* norm, int64_t width
   __shared__ float shared[33];
   const int64_t t = blockIdx.x;
   NormRow(in.data + t * in.stride, norm, width, eps, round, out.data + t * out.stride,
-          quantized.bf16 != nullptr ? quantized.bf16 + t * quantized.stride : nullptr, shared);
+          quantized.bf16 != nullptr ? quantized.bf16 + t * quantized.stride : nullptr, shared, blockDim.x);
 }
 
 __global__ void ScaleKernel(bool round, F x, int64_t width, float factor) {

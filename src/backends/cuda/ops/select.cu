@@ -190,7 +190,7 @@ struct SelectShared {
 
 // The k best of values[0, n) in ascending order of their numbers; the lower number wins ties; -inf is never chosen. All threads
 // of the block; returns how many.
-__device__ int SelectTopK(const float* values, int n, int k, int32_t* out, SelectShared& s) {
+__device__ __noinline__ int SelectTopK(const float* values, int n, int k, int32_t* out, SelectShared& s) {
   const int tid = threadIdx.x, warp = tid >> 5, lane = tid & 31;
   // How many there are at all.
   int count = 0;
