@@ -1,7 +1,11 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Builds dist/deepinfer-VERSION-linux-ARCH.tar.gz: the stripped program, the demo model and the shared libraries it needs
-# (all but the C library), and the NVIDIA backend where the options say so, found through an RPATH relative to the program. Runs on any glibc as new as the builder's.
+# make_package.sh [CMAKE OPTIONS]: builds two archives that unpack into one folder:
+#   dist/deepinfer-VERSION-linux-ARCH.tar.gz  the stripped program and the shared libraries it needs (all but the C library), and
+#                                             the NVIDIA backend where the options say so, found through an RPATH relative to the
+#                                             program. Runs on any glibc as new as the builder's.
+#   dist/deepinfer-VERSION-demo-model.tar.gz  the demo model, which is twice as large as everything else.
+# The first stays below 12 MiB with at most one GPU architecture, so that it travels anywhere.
 set -euo pipefail
 cd "$(dirname "$(readlink -f "$0")")/.."
 
@@ -10,7 +14,9 @@ name=deepinfer-$version-linux-$(uname -m)
 stage=build-package/stage/$name
 rm -rf "build-package/stage"
 cmake -S . -B build-package -G Ninja -DCMAKE_BUILD_TYPE=Release -DDEEPINFER_TESTS=OFF "$@" >/dev/null
-ninja -C build-package -j"${JOBS:-$(nproc)}" deepinfer $([[ "$*" == *DEEPINFER_CUDA=ON* ]] && echo deepinfer_cuda)
+targets=(deepinfer)
+[[ "$*" == *DEEPINFER_CUDA=ON* ]] && targets+=(deepinfer_cuda)
+ninja -C build-package -j"${JOBS:-$(nproc)}" "${targets[@]}"
 cmake --install build-package --prefix "$stage" --strip --component Unspecified >/dev/null
 
 mkdir -p "$stage/lib/deepinfer"
@@ -25,5 +31,14 @@ ldd "$stage/bin/deepinfer" | awk '$2 == "=>" && $3 ~ /^\// { print $3 }' | while
 done
 cp LICENSE THIRD_PARTY.md README.md "$stage/"
 mkdir -p dist
-tar -C build-package/stage --owner=0 --group=0 --sort=name -czf "dist/$name.tar.gz" "$name"
-du -h "dist/$name.tar.gz"
+model=$name/share/deepinfer/models
+pack() { tar -C build-package/stage --owner=0 --group=0 --sort=name "${@:2}" -c | gzip -9n >"$1"; }
+pack "dist/$name.tar.gz" --exclude="$model" "$name"
+pack "dist/deepinfer-$version-demo-model.tar.gz" "$model"
+for archive in "dist/$name.tar.gz" "dist/deepinfer-$version-demo-model.tar.gz"; do
+  echo "$archive: $(awk -v bytes="$(stat -c %s "$archive")" 'BEGIN { printf "%.1f MiB", bytes / 1048576 }')"
+done
+if [[ "$*" != *DEEPINFER_CUDA_ARCHS=*\;* ]] && [ "$(stat -c %s "dist/$name.tar.gz")" -gt $((12 << 20)) ]; then
+  echo "error: dist/$name.tar.gz is larger than 12 MiB" >&2
+  exit 1
+fi

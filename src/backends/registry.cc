@@ -90,7 +90,7 @@ Result<std::vector<GpuInfo>> ListGpus(std::string_view cuda_plugin) {
   const int32_t count = table->list_gpus(found, 64, error, sizeof(error));
   if (count < 0) return Unavailable(error);
   std::vector<GpuInfo> gpus;
-  for (int32_t i = 0; i < std::min(count, 64); ++i) gpus.push_back({found[i].name, found[i].capability, found[i].memory_bytes, found[i].is_supported != 0});
+  for (int32_t i = 0; i < std::min(count, 64); ++i) gpus.push_back({found[i].name, found[i].capability, found[i].memory_bytes, found[i].free_bytes, found[i].is_supported != 0});
   return gpus;
 }
 

@@ -35,6 +35,7 @@ struct GpuInfo {
   std::string name;
   int capability = 0;  // 90 = 9.0
   int64_t memory_bytes = 0;
+  int64_t free_bytes = -1;  // -1: not known
   bool is_supported = false;
 };
 // Errors: no plug-in, another version of it, no driver.

@@ -49,7 +49,7 @@ std::vector<OptionSpec> MainRows() {
        .field = DI_FIELD(model.cpu_isa),
        .help = "instruction set of the CPU kernels; auto takes the best one, the others are for comparisons", .kind = kChoice,
        .choices = {"auto", "scalar", "avx2", "avx512", "amx", "neon", "neon_bf16"}},
-      {.name = "cuda-plugin", .group = "Model", .commands = kRunsModel, .field = DI_FIELD(model.cuda_plugin),
+      {.name = "cuda-plugin", .group = "Model", .commands = "generate,chat,serve,batch,eval,bench,debug logits,debug draft,doctor", .field = DI_FIELD(model.cuda_plugin),
        .help = "library of the NVIDIA backend (libdeepinfer_cuda.so); must be of the program's own version", .value_name = "FILE",
        .default_text = "beside the program, or in lib/deepinfer"},
       {.name = "cpu-pinning", .group = "Model", .commands = kRunsModel, .field = DI_FIELD(model.cpu_pinning),

@@ -767,7 +767,35 @@ class Doctor(CliTest):
         self.assertFalse(document["prediction"]["fits"] and document["prediction"]["needed_bytes"] > document["memory"]["total_bytes"])
         self.assertGreater(document["prediction"]["decode_all_in_memory"]["tokens_per_s"], 0)
         self.assertTrue(json.loads(run("doctor", "--json", "--model", "demo").stdout)["prediction"]["fits"])
-        self.assertIn("memory", run("doctor").stdout.decode())
+        text = run("doctor").stdout.decode()
+        self.assertIn("memory", text)
+        # GPUs that the backend sees, or the reason why it sees none.
+        self.assertRegex(text, r"(?m)^gpus  +(cuda:0 |none|NVIDIA: )")
+        for gpu in document["gpus"]:
+            self.assertEqual("capability" in gpu, gpu["vendor"] == "nvidia" and document["nvidia_problem"] is None)
+
+    def test_doctor_says_why_there_is_no_gpu(self):
+        result = run("doctor", "--cuda-plugin", "/nonexistent.so")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("the NVIDIA backend cannot be loaded: /nonexistent.so", result.stdout.decode())
+
+    def test_doctor_lists_gpus(self):
+        plugin = os.environ.get("DEEPINFER_TEST_TWO_GPUS")
+        if not plugin:
+            self.skipTest("DEEPINFER_TEST_TWO_GPUS names no library")
+        document = json.loads(run("doctor", "--json", "--cuda-plugin", plugin, "--model", "demo").stdout)
+        first, second = document["gpus"]
+        self.assertIsNone(document["nvidia_problem"])
+        self.assertEqual((first["name"], first["capability"], first["memory_bytes"], first["has_code"]), ("Test GPU", "9.0", 80 << 30, True))
+        self.assertTrue(first["fits"])
+        self.assertEqual((second["capability"], second["has_code"], second["free_bytes"]), ("10.3", False, None))
+        self.assertNotIn("fits", second)
+        (missing,) = [one for one in document["missing"] if one["what"] == "GPU code"]
+        self.assertIn("--device cpu", missing["fix"])  # no build has code for 10.3
+        text = run("doctor", "--cuda-plugin", plugin).stdout.decode()
+        self.assertRegex(text, r"gpus +cuda:0 Test GPU, 85\.9 GB, compute capability 9\.0.*: this build has code for it")
+        self.assertRegex(text, r"the released model: needs .* there, 84\.8 GB free: does not fit")
+        self.assertRegex(text, r"cuda:1 Other GPU, 309\.2 GB, compute capability 10\.3.*: this build has no code for it")
 
 
 class Terminal:

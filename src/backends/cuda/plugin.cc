@@ -49,6 +49,9 @@ int32_t ListGpus(PluginGpu* gpus, int32_t capacity, char* error, int32_t error_b
     gpus[i].capability = properties.major * 10 + properties.minor;
     gpus[i].memory_bytes = static_cast<int64_t>(properties.totalGlobalMem);
     gpus[i].is_supported = gpus[i].capability >= kLeastCapability && cudaSetDevice(i) == cudaSuccess && HasCode() ? 1 : 0;
+    gpus[i].free_bytes = -1;
+    size_t free = 0, total = 0;
+    if (gpus[i].is_supported != 0 && cudaMemGetInfo(&free, &total) == cudaSuccess) gpus[i].free_bytes = static_cast<int64_t>(free);
   }
   cudaGetLastError();
   return count;

@@ -24,6 +24,7 @@ struct PluginGpu {
   int32_t capability;  // 90 = 9.0
   int32_t is_supported;
   int64_t memory_bytes;
+  int64_t free_bytes;  // -1: not known, as of a GPU that is not supported
 };
 
 // Of PluginOptions::flags: backends::DeviceOptions.

@@ -2,8 +2,6 @@
 //
 // doctor: what this machine offers, how fast a model would run on it and what is missing, with the command that installs it.
 #include <algorithm>
-#include <array>
-#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -21,6 +19,7 @@
 
 #include "backends/registry.h"
 #include "cli/commands.h"
+#include "cli/commands/doctor_gpu.h"
 #include "cli/commands/doctor_machine.h"
 #include "cli/commands/doctor_model.h"
 #include "cli/input.h"
@@ -37,16 +36,6 @@ namespace deepinfer::cli {
 namespace {
 
 namespace fs = std::filesystem;
-
-// Output of a fixed command line, at most 64 KiB; "" when it fails.
-std::string OutputOf(const char* command) {
-  std::FILE* pipe = ::popen(command, "r");
-  if (pipe == nullptr) return {};
-  std::string out;
-  std::array<char, 4096> buffer{};
-  while (out.size() < 65536 && std::fgets(buffer.data(), buffer.size(), pipe) != nullptr) out += buffer.data();
-  return ::pclose(pipe) == 0 ? out : std::string();
-}
 
 bool CanLoad(const char* library) {
   void* handle = ::dlopen(library, RTLD_LAZY | RTLD_LOCAL);
@@ -107,51 +96,6 @@ Json DiskReport(const Environment& environment) {
   return disks;
 }
 
-// --- Accelerators ---
-
-// Graphics and accelerator functions on the PCI bus of one vendor.
-int CountPciDevices(const std::string& vendor, std::initializer_list<std::string_view> class_prefixes) {
-  int count = 0;
-  std::error_code error;
-  for (fs::directory_iterator it("/sys/bus/pci/devices", error), end; !error && it != end; it.increment(error)) {
-    const std::string device_class = ReadLineOf((it->path() / "class").string());
-    const bool matches = std::any_of(class_prefixes.begin(), class_prefixes.end(),
-                                     [&](std::string_view prefix) { return device_class.starts_with(prefix); });
-    if (matches && ReadLineOf((it->path() / "vendor").string()) == vendor) ++count;
-  }
-  return count;
-}
-
-Json GpuReport() {
-  Json gpus = Json::array();
-  const std::string text =
-      OutputOf("command -v nvidia-smi >/dev/null 2>&1 && timeout 10 nvidia-smi --query-gpu=name,memory.total,driver_version "
-               "--format=csv,noheader 2>/dev/null");
-  size_t at = 0;
-  while (at < text.size()) {
-    const size_t end = std::min(text.find('\n', at), text.size());
-    const std::string line = text.substr(at, end - at);
-    at = end + 1;
-    const size_t first = line.find(", ");
-    const size_t second = line.find(", ", first + 2);
-    if (first == std::string::npos || second == std::string::npos) continue;
-    gpus.push_back({{"vendor", "nvidia"},
-                    {"name", Escape(line.substr(0, first))},
-                    {"memory", Escape(line.substr(first + 2, second - first - 2))},
-                    {"driver", Escape(line.substr(second + 2))}});
-  }
-  if (gpus.empty()) {
-    std::error_code error;
-    for (fs::directory_iterator it("/proc/driver/nvidia/gpus", error), end; !error && it != end; it.increment(error)) {
-      gpus.push_back({{"vendor", "nvidia"}, {"name", Escape(FieldOf((it->path() / "information").string(), "Model"))}});
-    }
-  }
-  for (int i = 0; i < 64 && fs::exists(fmt::format("/dev/davinci{}", i)); ++i) {
-    gpus.push_back({{"vendor", "ascend"}, {"name", fmt::format("davinci{}", i)}});
-  }
-  return gpus;
-}
-
 // --- Libraries ---
 
 Json LibraryReport() {
@@ -191,7 +135,17 @@ Json MissingReport(const Json& report) {
   const int num_nvidia = CountPciDevices("0x10de", {"0x0300", "0x0302"});
   const bool driver_runs = fs::exists("/proc/driver/nvidia/version");
   bool has_gpu = false;
-  for (const Json& gpu : report["gpus"]) has_gpu = has_gpu || gpu["vendor"] == "nvidia";
+  for (const Json& gpu : report["gpus"]) {
+    has_gpu = has_gpu || gpu["vendor"] == "nvidia";
+    if (gpu.contains("has_code") && !gpu["has_code"].get<bool>()) {
+      const std::string capability = gpu["capability"].get<std::string>();
+      const bool is_possible = capability == "9.0" || capability == "10.0" || capability == "12.0";
+      AddMissing(missing, "GPU code",
+                 fmt::format("the NVIDIA backend holds no code for {} (compute capability {})", gpu["name"].get<std::string>(), capability),
+                 is_possible ? "DEEPINFER_ACCELERATOR=nvidia ./build.sh --all-archs"
+                             : "use --device cpu; there is code for 9.0, 10.0 and 12.0");
+    }
+  }
   if (num_nvidia > 0 && !driver_runs && !has_gpu) {
     AddMissing(missing, "NVIDIA driver", fmt::format("{} NVIDIA device(s) on the bus, but no driver is loaded", num_nvidia),
                "sudo apt-get install nvidia-driver");
@@ -299,13 +253,10 @@ void PrintText(const Json& report, Output& out) {
   }
   text.More(fmt::format("io_uring: {}", limits["io_uring"].get<bool>() ? "yes" : "no, " + str(limits["io_uring_why_not"])));
   first = true;
-  for (const Json& gpu : report["gpus"]) {
-    text.Row(first ? "gpus" : "", fmt::format("{} {}{}{}", str(gpu["vendor"]), str(gpu["name"]),
-                                              gpu.contains("memory") ? ", " + str(gpu["memory"]) : "",
-                                              gpu.contains("driver") ? ", driver " + str(gpu["driver"]) : ""));
+  for (const std::string& line : GpuLines(report["gpus"], report["nvidia_problem"], str(report["prediction"]["model"]))) {
+    text.Row(first ? "gpus" : "", line);
     first = false;
   }
-  if (first) text.Row("gpus", "none");
   first = true;
   for (const Json& library : report["libraries"]) {
     text.Row(first ? "libraries" : "", fmt::format("{} {} ({})", str(library["name"]),
@@ -370,6 +321,7 @@ Status RunDoctor(Invocation& invocation) {
   if (has_model) {
     DI_ASSIGN_OR_RETURN(folder, ModelDir(invocation));
   }
+  Json accelerators = GpuReport(invocation.config.model.cuda_plugin);
   Json report = {{"version", Version()},
                  {"commit", Commit()},
                  {"backends", backends::AvailableBackends()},
@@ -379,11 +331,13 @@ Status RunDoctor(Invocation& invocation) {
                  {"limits", LimitsReport()},
                  {"disks", DiskReport(invocation.environment)},
                  {"disk_rate", DiskRateReport(has_model ? "model" : "hub cache", ExistingParent(folder).string())},
-                 {"gpus", GpuReport()},
+                 {"gpus", std::move(accelerators["gpus"])},
+                 {"nvidia_problem", std::move(accelerators["nvidia_problem"])},
                  {"libraries", LibraryReport()},
                  {"demo_model", {{"path", demo.ok() ? Json(*demo) : Json(nullptr)}}},
                  {"hub_models", HubModels(invocation.environment)}};
   DI_ASSIGN_OR_RETURN(report["prediction"], Prediction(invocation, report));
+  AddGpuFit(report["gpus"], report["prediction"]["needed_bytes_gpu"].get<int64_t>());
   report["missing"] = MissingReport(report);
   if (invocation.config.output.json) {
     invocation.out.Line(DumpJson(report));

@@ -58,6 +58,9 @@ Json PredictionReport(const model::ModelConfig& config, const std::string& name,
   model::MemoryPlan plan = model::PlanMemory(config, model::Numerics::kRelease, 0, 0, EngineOptions().prefill_chunk_tokens);
   plan.with_draft = false;
   const model::MemoryNeed need = model::EstimateMemory(config, summary, plan);
+  // A GPU holds the embedding too.
+  model::MemoryPlan gpu_plan = plan;
+  gpu_plan.maps_embedding = false;
   const auto residency = model::PlanResidency(config, summary, plan, need, 0, available_bytes);
   const model::StepWork work = model::EstimateStep(config, summary, 1, plan.cache_tokens);
   const int64_t keep = config.CheckDecoderReplay().ok() ? config.sliding_window + 12 : 0;
@@ -67,6 +70,7 @@ Json PredictionReport(const model::ModelConfig& config, const std::string& name,
       {"model", name},
       {"context", plan.cache_tokens},
       {"needed_bytes", need.total()},
+      {"needed_bytes_gpu", model::EstimateMemory(config, summary, gpu_plan).total()},
       {"weight_bytes", need.weight_bytes},
       {"available_bytes", available_bytes},
       {"fits", fits},

@@ -160,8 +160,9 @@ __global__ void __launch_bounds__(kThreads, 1) BlockScaledKernel(const __grid_co
     Store(a, bars, tmem);
   } else if (warp > kIssueWarp) {
     Fetch<kKind>(a, smem, bars);
-  } else if (threadIdx.x % 32 == 0) {
-    Issue(a, smem, bars, tmem);
+  } else {
+    if (threadIdx.x % 32 == 0) Issue(a, smem, bars, tmem);
+    __syncwarp();
   }
   TensorFenceBefore();
   __syncthreads();

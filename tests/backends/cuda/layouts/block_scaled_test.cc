@@ -240,32 +240,28 @@ void Compare(const std::vector<float>& sums, const Weights& w, const Tokens& tok
   }
 }
 
-class EveryShape : public testing::TestWithParam<ModelShape> {};
-
-TEST_P(EveryShape, Sm100aMultipliesAsAPlainProduct) {
-  const Weights w(BlockScaledForm::kSm100a, GetParam());
-  const int last = (w.layout.panels() - 1) / 2 * 2;
-  for (const auto& [panel, tokens] : {std::pair{0, Tokens{17}}, std::pair{last, Tokens{3}}}) {
-    Tile tile{panel, 2, panel * kPanelRows / (w.shape.rows / w.shape.groups) * w.shape.cols};
-    Compare(MultiplySm100a(w, tokens, tile), w, tokens, tile);
+TEST(BlockScaledSm100a, MultipliesAsAPlainProductInEveryShape) {
+  for (const ModelShape& shape : kShapes) {
+    const Weights w(BlockScaledForm::kSm100a, shape);
+    const int last = (w.layout.panels() - 1) / 2 * 2;
+    for (const auto& [panel, tokens] : {std::pair{0, Tokens{17}}, std::pair{last, Tokens{3}}}) {
+      const Tile tile{panel, 2, panel * kPanelRows / (shape.rows / shape.groups) * shape.cols};
+      Compare(MultiplySm100a(w, tokens, tile), w, tokens, tile);
+    }
   }
 }
 
-TEST_P(EveryShape, Sm120aMultipliesAsAPlainProduct) {
-  const Weights w(BlockScaledForm::kSm120a, GetParam());
-  for (const auto& [panel, tokens] : {std::pair{0, Tokens{17}}, std::pair{w.layout.panels() - 1, Tokens{3}}}) {
-    Tile tile{panel, 1, panel * kPanelRows / (w.shape.rows / w.shape.groups) * w.shape.cols};
-    Compare(w.shape.kind == BlockScaledKind::kFp4 ? MultiplySm120a<BlockScaledKind::kFp4>(w, tokens, tile)
+TEST(BlockScaledSm120a, MultipliesAsAPlainProductInEveryShape) {
+  for (const ModelShape& shape : kShapes) {
+    const Weights w(BlockScaledForm::kSm120a, shape);
+    for (const auto& [panel, tokens] : {std::pair{0, Tokens{17}}, std::pair{w.layout.panels() - 1, Tokens{3}}}) {
+      const Tile tile{panel, 1, panel * kPanelRows / (shape.rows / shape.groups) * shape.cols};
+      Compare(shape.kind == BlockScaledKind::kFp4 ? MultiplySm120a<BlockScaledKind::kFp4>(w, tokens, tile)
                                                   : MultiplySm120a<BlockScaledKind::kFp8>(w, tokens, tile),
-            w, tokens, tile);
+              w, tokens, tile);
+    }
   }
 }
-
-INSTANTIATE_TEST_SUITE_P(BlockScaled, EveryShape, testing::ValuesIn(kShapes), [](const auto& param) {
-  std::string name;
-  for (const char c : std::string(param.param.name)) name += c == ' ' ? '_' : c;
-  return name;
-});
 
 TEST(BlockScaledTile, EveryRowAndColumnOfAFullTile) {
   for (const BlockScaledKind kind : kKinds) {
