@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-//   kernels_cuda [experts] [dense] [attention] [indexer] [--quick]
+//   kernels_cuda [experts] [dense] [attention] [indexer] [block-scaled] [--quick]
+// On GPUs other than sm_90a only block-scaled (and indexer) has code.
 #include "bench/kernels_cuda.h"
 
 #include <cstring>
@@ -129,13 +130,29 @@ void ReferenceProduct(bool fp4, const uint8_t* data, const uint8_t* scale, int r
   DI_CUDA(cudaGetLastError());
 }
 
+namespace {
+
+// {"name":"H200","sm":"90a"}
+std::string DeviceJson() {
+  int device = 0;
+  cudaDeviceProp properties;
+  DI_CUDA(cudaGetDevice(&device));
+  DI_CUDA(cudaGetDeviceProperties(&properties, device));
+  std::string name = properties.name;
+  if (name.rfind("NVIDIA ", 0) == 0) name = name.substr(7);
+  return "{\"name\":\"" + name + "\",\"sm\":\"" + std::to_string(properties.major * 10 + properties.minor) + "a\"}";
+}
+
+}  // namespace
+
 void Record(const std::string& bench, const std::string& shape, int m, const Timing& t, double bytes, double flops,
             const std::string& more) {
+  static const std::string device = DeviceJson();
   std::printf(
-      "{\"bench\":\"%s\",\"backend\":\"cuda\",\"device\":{\"name\":\"H200\",\"sm\":\"90a\"},\"shape\":\"%s\",\"batch\":%d,"
+      "{\"bench\":\"%s\",\"backend\":\"cuda\",\"device\":%s,\"shape\":\"%s\",\"batch\":%d,"
       "\"median\":%.2f,\"p10\":%.2f,\"p90\":%.2f,\"unit\":\"us\",\"bytes\":%.0f,\"flops\":%.0f,\"GB/s\":%.0f,\"TFLOP/s\":%.1f,"
       "\"share_of_4.3TB/s\":%.3f%s%s}\n",
-      bench.c_str(), shape.c_str(), m, t.median, t.p10, t.p90, bytes, flops, bytes / t.median / 1e3, flops / t.median / 1e6,
+      bench.c_str(), device.c_str(), shape.c_str(), m, t.median, t.p10, t.p90, bytes, flops, bytes / t.median / 1e3, flops / t.median / 1e6,
       bytes / t.median / 1e3 / 4300, more.empty() ? "" : ",", more.c_str());
   std::fflush(stdout);
 }
@@ -170,5 +187,6 @@ int main(int argc, char** argv) {
 #ifndef DI_NO_INDEXER
   if (wants("indexer")) deepinfer::bench::BenchIndexer(quick);
 #endif
+  if (wants("block-scaled")) deepinfer::bench::BenchBlockScaled(quick);
   return deepinfer::bench::AnyFailed() ? 1 : 0;
 }

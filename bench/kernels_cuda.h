@@ -107,5 +107,6 @@ void ProfileExperts();  // one call of some sizes, for a profiler
 void BenchDense(bool quick);
 void BenchAttention(bool quick);
 void BenchIndexer(bool quick);
+void BenchBlockScaled(bool quick);
 
 }  // namespace deepinfer::bench
