@@ -143,7 +143,7 @@ Result<std::string> ResolveModelDir(const std::string& model, const LocateOption
     for (const std::string& candidate : DemoCandidates(dir)) {
       if (Exists(fs::path(candidate) / "config.json")) return candidate;
     }
-    return BadModel(fmt::format("the demo model is not beside the program (looked in {} and above); reinstall, or give --model DIR",
+    return BadModel(fmt::format("the demo model is not beside the program (looked in {} and above); unpack its archive there, reinstall, or give --model DIR",
                                 Escape(DemoCandidates(dir).front())));
   }
   if (model.empty()) return BadModel("the model is empty; give a directory, a hub id or demo");
