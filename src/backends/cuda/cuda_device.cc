@@ -108,6 +108,25 @@ void CudaDevice::FlushRope() {
   Check("Rope");
 }
 
+void CudaDevice::FlushJoined() {
+  if (has_keys_) {
+    has_keys_ = false;
+    const WindowKeysPart& k = keys_.part;
+    LaunchWindowKeys(stream_, keys_.a, k.raw, k.norm, k.eps, keys_.rows, k.head_dim, k.rope_dim, k.table, k.keys, keys_.norm);
+    Check("WindowKeys");
+  }
+  if (has_scale_) {
+    has_scale_ = false;
+    LaunchScale(stream_, scale_.scale.round, scale_.x, scale_.rows, scale_.width, scale_.scale.factor);
+    Check("Scale");
+  }
+  if (has_route_) {
+    has_route_ = false;
+    LaunchSmallRoute(stream_, route_.part.args, route_.part.gate, route_.part.x, route_.rows);
+    Check("Route");
+  }
+}
+
 void CudaDevice::FlushExpand() {
   if (!has_expand_) return;
   has_expand_ = false;
@@ -130,6 +149,7 @@ void CudaDevice::BeginKeepingExpand() {
   FlushTables();
   FlushNorm();
   FlushRope();
+  FlushJoined();
 }
 
 void CudaDevice::Begin() {
@@ -152,6 +172,8 @@ void CudaDevice::JoinSide() {
 }
 
 void CudaDevice::Sync() {
+  // Then nothing would be overlapped, and a kept step cannot hold it.
+  if (is_capturing_) return Fail(Internal("the host waits inside a kept step"));
   Begin();
   JoinSide();
   if (const cudaError_t error = cudaStreamSynchronize(stream_); error != cudaSuccess) Fail(CudaError(error, "the GPU stopped"));
@@ -240,6 +262,7 @@ void CudaDevice::Upload(void* to, const void* host_from, int64_t bytes) {
   FlushTables();
   FlushNorm();
   FlushRope();
+  FlushJoined();
   FlushExpand();
   if (is_capturing_) {
     Fail(Internal("an upload inside a kept step"));

@@ -134,6 +134,8 @@ class CudaDevice final : public device::Device {
   void FlushTables();
   void FlushNorm();
   void FlushRope();
+  // Window keys, head weights and routers that wait for the product, the selection or the experts behind them.
+  void FlushJoined();
   void FlushExpand();
   // What runs beside the stream is waited for by it.
   void JoinSide();
@@ -198,6 +200,24 @@ class CudaDevice final : public device::Device {
     int heads = 0, head_dim = 0, rope_dim = 0;
     const float* table = nullptr;
   } rope_;
+  bool has_keys_ = false;
+  struct {
+    Arithmetic a;
+    WindowKeysPart part;
+    NormPart norm;
+    int64_t rows = 0;
+  } keys_;
+  bool has_scale_ = false;
+  struct {
+    F x;
+    int64_t rows = 0, width = 0;
+    WeightScale scale;
+  } scale_;
+  bool has_route_ = false;
+  struct {
+    RoutePart part;
+    int64_t rows = 0;
+  } route_;
   bool has_expand_ = false;
   struct {
     bool round = false;

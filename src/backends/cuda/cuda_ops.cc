@@ -9,6 +9,9 @@ namespace deepinfer::cuda {
 
 namespace {
 
+// Steps with more rows make a row's norm or choice once, not in every block.
+constexpr int64_t kMaxJoinedRows = 4;
+
 F Of(const Act& x) { return {static_cast<float*>(x.data), x.stride}; }
 const CudaMatrix& Of(const device::Matrix& w) { return static_cast<const CudaMatrix&>(w); }
 const CudaInput& Of(const device::Input& x) { return static_cast<const CudaInput&>(x); }
@@ -169,6 +172,16 @@ InputView CudaDevice::Quantized(const InputView& x, int64_t cols) {
 
 void CudaDevice::MatMulInto(const CudaMatrix& w, const CudaInput& x, int num_groups, bool round, F y) {
   if (x.view.rows <= 0) return;
+  if (has_keys_ && num_groups == 1 && !w.packed.is_there() && round == keys_.a.round_bf16 && !x.view.quantize && x.view.rows == keys_.rows &&
+      x.view.values == (keys_.norm.quantized.bf16 != nullptr ? static_cast<void*>(keys_.norm.quantized.bf16) : keys_.norm.out.data) &&
+      CanJoinNorm(w.view, keys_.norm, keys_.part)) {
+    has_keys_ = false;
+    Begin();
+    Wrote(y.data);
+    LaunchNormMatMul(stream_, keys_.a, w.view, keys_.norm, keys_.part, keys_.rows, y);
+    Check("MatMul");
+    return;
+  }
   Begin();
   Wrote(y.data);
   InputView in = x.view;
@@ -211,8 +224,10 @@ void CudaDevice::Scale(const Arithmetic& a, Act x, int64_t rows, int64_t width, 
   if (rows <= 0) return;
   Begin();
   Wrote(x.data);
-  LaunchScale(stream_, a.round_bf16, Of(x), rows, width, factor);
-  Check("Scale");
+  // Weights of index heads: the scores often come next and multiply them on their way.
+  has_scale_ = true;
+  scale_ = {Of(x), rows, width, {factor, a.round_bf16}};
+  if (width > kMaxIndexHeads) FlushJoined();
 }
 
 void CudaDevice::AddFloats(const float* x, int64_t n, float* sum) {
@@ -270,8 +285,10 @@ void CudaDevice::WindowKeys(const Arithmetic& a, Act raw, const float* norm, flo
   Begin();
   Wrote(keys.data);
   if (head_dim % 32 != 0 || head_dim > 1024) return Fail(Unimplemented("the NVIDIA backend takes heads of a multiple of 32 channels, 1024 at most"));
-  LaunchWindowKeys(stream_, a, Of(raw), norm, eps, rows, head_dim, rope_dim, table, Of(keys), other);
-  Check("WindowKeys");
+  // The queries' product, which reads the other norm, often comes next: in steps of few rows one kernel does it all.
+  has_keys_ = true;
+  keys_ = {a, {Of(raw), norm, eps, head_dim, rope_dim, table, Of(keys)}, other, rows};
+  if (other.in.data == nullptr || rows > kMaxJoinedRows) FlushJoined();
 }
 
 void CudaDevice::StoreWindow(const device::Step& step, const device::WindowRing& ring, int head_dim, Act keys) {
@@ -314,8 +331,14 @@ void CudaDevice::StoreIndexKeys(const Arithmetic& a, const device::KeyCache& cac
 
 void CudaDevice::Select(const device::Step& step, const device::SelectArgs& args) {
   if (step.num_rows <= 0) return;
+  WeightScale scale;
+  const bool is_packed = TakesPackedSelect(args);
+  if (has_scale_ && !is_packed && scale_.x.data == args.weight.data && scale_.rows == step.num_rows && scale_.width == args.heads && args.heads <= kMaxIndexHeads) {
+    has_scale_ = false;
+    scale = scale_.scale;
+  }
   Begin();
-  if (TakesPackedSelect(args)) return PackedSelect(step, args);
+  if (is_packed) return PackedSelect(step, args);
   if (args.heads > kMaxIndexHeads) return Fail(Unimplemented("the NVIDIA backend takes at most 64 index heads"));
   // Scores of as many rows as a fixed amount of memory holds.
   constexpr int64_t kMostScores = int64_t{256} << 20;
@@ -326,7 +349,7 @@ void CudaDevice::Select(const device::Step& step, const device::SelectArgs& args
   auto* block_scores = static_cast<float*>(Grow(block_scores_, at_once * blocks * 4));
   if (scores == nullptr || block_scores == nullptr) return;
   for (int64_t first = 0; first < step.num_rows; first += at_once)
-    LaunchSelect(stream_, step, args, first, std::min<int64_t>(at_once, step.num_rows - first), scores, block_scores);
+    LaunchSelect(stream_, step, args, first, std::min<int64_t>(at_once, step.num_rows - first), scores, block_scores, scale);
   Check("Select");
 }
 
@@ -351,8 +374,10 @@ void CudaDevice::Route(const device::RouterArgs& args, int64_t rows) {
   const int num_experts = static_cast<int>(args.gate->rows());
   if (args.num_chosen <= 32 && !Of(*args.gate).packed.is_there() && IsSmallRouter(Of(*args.gate).view)) {
     Begin();
-    LaunchSmallRoute(stream_, args, Of(*args.gate).view, Of(*args.x).view, rows);
-    Check("Route");
+    // The experts come next: in steps of few rows their first kernel makes the choice.
+    has_route_ = true;
+    route_ = {{args, Of(*args.gate).view, Of(*args.x).view}, rows};
+    if (rows > kMaxJoinedRows || route_.part.x.is_bf16 || route_.part.x.quantize) FlushJoined();
     return;
   }
   MatMulFloat(*args.gate, *args.x, args.biased_scores, num_experts);
@@ -363,6 +388,12 @@ void CudaDevice::Route(const device::RouterArgs& args, int64_t rows) {
 
 void CudaDevice::Experts(const Arithmetic& a, const device::ExpertArgs& args, int64_t rows) {
   if (rows <= 0) return;
+  RoutePart route;
+  if (has_route_ && route_.rows == rows && route_.part.args.experts == args.experts && route_.part.args.weights == args.weights &&
+      route_.part.args.num_chosen == args.num_chosen && !static_cast<const CudaExpertBank&>(*args.bank).is_packed) {
+    has_route_ = false;
+    route = route_.part;
+  }
   Begin();
   Wrote(args.out.data);
   InputView x = Of(*args.x).view;
@@ -372,7 +403,7 @@ void CudaDevice::Experts(const Arithmetic& a, const device::ExpertArgs& args, in
   const ExpertBankView& bank = static_cast<const CudaExpertBank&>(*args.bank).view;
   auto* act = static_cast<float*>(Grow(act_, rows * (args.num_chosen + 1) * bank.padded_inner * 4));
   if (act == nullptr) return;
-  LaunchExperts(stream_, a, bank, args, x, rows, act, Of(args.out));
+  LaunchExperts(stream_, a, bank, args, x, rows, act, Of(args.out), route);
   Check("Experts");
 }
 

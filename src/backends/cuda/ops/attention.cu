@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(kThreads) AttentionKernel(device::Arithmetic a
 }
 
 // ---- heads of 512 channels ----------------------------------------------------------------------------------------------
-// Four blocks a row and head, a warp a key, 16 channels a lane. Of the 32 warps of the four blocks warp w takes keys w, w + 32, ...
+// Four blocks a row and head, a warp a key, 16 channels a lane. Of the 64 warps of the four blocks warp w takes keys w, w + 64, ...
 // in both products; sums over warps and blocks are in ascending order. All keys are brought to shared memory at once.
 
 // The lane's channels of a key in shared memory (float: in global memory).
@@ -205,7 +205,7 @@ __device__ __forceinline__ void CopyAsync8(void* shared_to, const void* from) {
 
 constexpr int kSlot = 528;  // bytes of a key in shared memory: the longest record that is not float
 
-constexpr int kParts = 4, kPartThreads = 256, kWarps = kPartThreads / 32;
+constexpr int kParts = 4, kPartThreads = 512, kWarps = kPartThreads / 32;
 
 struct PartShared {
   float values[kWarps][512];
@@ -292,7 +292,7 @@ __global__ void __cluster_dims__(kParts, 1, 1) __launch_bounds__(kPartThreads) A
     DecodeKey512(format, format == device::KeyFormat::kFloat ? places[at] : memory + at * kSlot, lane, key);
   };
   const float scale = 1.0f / sqrtf(512.0f);
-#pragma unroll 2
+#pragma unroll 1
   for (int at = warp; at < count; at += kWarps) {
     float key[16];
     key_at(at, key);
@@ -349,22 +349,25 @@ __global__ void __cluster_dims__(kParts, 1, 1) __launch_bounds__(kPartThreads) A
   }
   cluster.sync();
   // Every block ends a quarter of the channels.
+  const int c = part * (512 / kParts) + tid;
+  float v = 0, den = 0;
   if (tid < 512 / kParts) {
-    const int c = part * (512 / kParts) + tid;
-    float v = 0, den = 0;
 #pragma unroll
     for (int b = 0; b < kParts; ++b) {
       const PartShared* other = cluster.map_shared_rank(&shared, b);
       v += other->sums[c];
       den += other->total;
     }
+  }
+  auto arrived = cluster.barrier_arrive();  // nobody leaves while others read
+  if (tid < 512 / kParts) {
     den += expf(sink - top);
     v = RoundIf(n > 0 ? v / den : 0.0f, a.round_bf16);
     const int64_t at = static_cast<int64_t>(h) * 512 + c;
     if (args.trace_unrotated.data != nullptr) static_cast<float*>(args.trace_unrotated.data)[t * args.trace_unrotated.stride + at] = v;
     static_cast<float*>(args.out.data)[t * args.out.stride + at] = RotateLane(v, c, rope_begin, cos, half, -1.0f, a.round_bf16);
   }
-  cluster.sync();  // nobody leaves while others read
+  cluster.barrier_wait(std::move(arrived));
 }
 
 }  // namespace

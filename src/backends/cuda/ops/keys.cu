@@ -3,6 +3,7 @@
 // Rotation, and the keys that go into the caches. A block is a vector: thread c holds channel c.
 #include <algorithm>
 
+#include "backends/cuda/ops/dot.cuh"
 #include "backends/cuda/ops/keys.cuh"
 #include "backends/cuda/ops/start.cuh"
 
@@ -57,6 +58,44 @@ __global__ void WindowKeysKernel(device::Arithmetic a, F raw, const float* norm,
     return;
   }
   WindowKeyRow(a, raw, norm, eps, head_dim, rope_dim, table, keys, t, shared, blockDim.x);
+}
+
+constexpr int kJoinThreads = 512, kMaxJoinWidth = 1024;
+
+// Sixteen outputs a block, a warp each; every block makes the norm of its row, block 0 for memory too. The last block of a row has
+// the window keys.
+__global__ void __launch_bounds__(kJoinThreads) NormMatMulKernel(device::Arithmetic a, WeightView w, NormPart norm, WindowKeysPart k, F y) {
+  __shared__ float shared[33];
+  __shared__ __align__(16) float row[kMaxJoinWidth];
+  __shared__ __align__(16) uint16_t quantized[kMaxJoinWidth];
+  constexpr auto kFormat = device::WeightFormat::kFp8Block32;
+  const int64_t t = blockIdx.y, n = static_cast<int64_t>(blockIdx.x) * (kJoinThreads / 32) + (threadIdx.x >> 5);
+  if (n < w.rows) PrefetchWeights<kFormat>(w.data + n * w.padded_cols, w.padded_cols);
+  WaitForEarlier();
+  if (blockIdx.x == gridDim.x - 1) {
+    WindowKeyRow(a, k.raw, k.norm, k.eps, k.head_dim, k.rope_dim, k.table, k.keys, t, shared, kJoinThreads);
+    return;
+  }
+  const bool has_quantized = norm.quantized.bf16 != nullptr;
+  NormRow(norm.in.data + t * norm.in.stride, norm.norm, norm.width, norm.eps, a.round_bf16, row, has_quantized ? quantized : nullptr, shared,
+          kJoinThreads);
+  __syncthreads();
+  if (blockIdx.x == 0) {
+#pragma unroll 1
+    for (int64_t c = threadIdx.x; c < norm.width; c += kJoinThreads) {
+      norm.out.data[t * norm.out.stride + c] = row[c];
+      if (has_quantized) norm.quantized.bf16[t * norm.quantized.stride + c] = quantized[c];
+    }
+  }
+  if (n >= w.rows) return;
+  const int64_t rows[1] = {n};
+  float sum;
+  if (has_quantized) {
+    WarpRowDots<kFormat, uint16_t, 1>(w, rows, quantized, &sum);
+  } else {
+    WarpRowDots<kFormat, float, 1>(w, rows, row, &sum);
+  }
+  if ((threadIdx.x & 31) == 0) y.data[t * y.stride + n] = RoundIf(sum, a.round_bf16);
 }
 
 __global__ void StoreWindowKernel(device::Step step, device::WindowRing ring, int64_t record, int64_t data_bytes, int head_dim, F keys) {
@@ -152,6 +191,17 @@ void LaunchWindowKeys(cudaStream_t stream, const device::Arithmetic& a, F raw, c
                       int head_dim, int rope_dim, const float* table, F keys, const NormPart& other) {
   Start(WindowKeysKernel, dim3(other.in.data != nullptr ? 2 : 1, Count(rows)), head_dim, 0, stream, a, raw, norm, eps, head_dim, rope_dim, table, keys,
         other);
+}
+
+bool CanJoinNorm(const WeightView& w, const NormPart& norm, const WindowKeysPart& keys) {
+  return w.format == device::WeightFormat::kFp8Block32 && norm.width == w.padded_cols && norm.width <= kMaxJoinWidth &&
+         keys.head_dim <= kJoinThreads && keys.head_dim % 32 == 0;
+}
+
+void LaunchNormMatMul(cudaStream_t stream, const device::Arithmetic& a, const WeightView& w, const NormPart& norm, const WindowKeysPart& keys,
+                      int64_t rows, F y) {
+  constexpr int kOutputs = kJoinThreads / 32;
+  Start(NormMatMulKernel, dim3(Count((w.rows + kOutputs - 1) / kOutputs + 1), Count(rows)), kJoinThreads, 0, stream, a, w, norm, keys, y);
 }
 
 void LaunchStoreWindow(cudaStream_t stream, const device::Step& step, const device::WindowRing& ring, int head_dim, F keys) {

@@ -138,6 +138,18 @@ struct NormPart {
 };
 void LaunchWindowKeys(cudaStream_t stream, const device::Arithmetic& a, F raw, const float* norm, float eps, int64_t rows,
                       int head_dim, int rope_dim, const float* table, F keys, const NormPart& other);
+struct WindowKeysPart {
+  F raw;
+  const float* norm = nullptr;
+  float eps = 0;
+  int head_dim = 0, rope_dim = 0;
+  const float* table = nullptr;
+  F keys;
+};
+// y = x W^T of FP8 weights whose input is the norm's result, and the window keys, in one kernel: of few rows.
+bool CanJoinNorm(const WeightView& w, const NormPart& norm, const WindowKeysPart& keys);
+void LaunchNormMatMul(cudaStream_t stream, const device::Arithmetic& a, const WeightView& w, const NormPart& norm, const WindowKeysPart& keys,
+                      int64_t rows, F y);
 void LaunchStoreWindow(cudaStream_t stream, const device::Step& step, const device::WindowRing& ring, int head_dim, F keys);
 void LaunchPoolPairs(cudaStream_t stream, bool round, const device::Step& step, const float* products, int head_dim,
                      int64_t ring_offset, int ring_rows, const device::NewGroup* groups, int64_t num_groups, F latent);
@@ -155,9 +167,14 @@ void LaunchAttentionInputs(cudaStream_t stream, F query, int64_t rows, int heads
 
 // ---- select.cu ----------------------------------------------------------------------------------------------------------
 inline constexpr int kMaxIndexHeads = 64;
+// Head weights are multiplied by `factor` first (1: they are as they should be).
+struct WeightScale {
+  float factor = 1.0f;
+  bool round = false;
+};
 // scores: [rows, max_groups] floats, blocks: [rows, ceil(max_groups / block_size)] floats of scratch.
 void LaunchSelect(cudaStream_t stream, const device::Step& step, const device::SelectArgs& args, int64_t first_row, int64_t rows,
-                  float* scores, float* blocks);
+                  float* scores, float* blocks, const WeightScale& scale);
 
 // ---- attention.cu -------------------------------------------------------------------------------------------------------
 // Whether the kernel for these heads can rotate the queries itself.
@@ -179,8 +196,14 @@ struct ExpertBankView {
 bool IsSmallRouter(const WeightView& gate);
 void LaunchSmallRoute(cudaStream_t stream, const device::RouterArgs& args, const WeightView& gate, const InputView& x, int64_t rows);
 void LaunchRouteChoice(cudaStream_t stream, const device::RouterArgs& args, int num_experts, int64_t rows);
+// A small router whose input is float32, in the same kernel as the experts' first product (x.values null: none).
+struct RoutePart {
+  device::RouterArgs args;
+  WeightView gate;
+  InputView x;
+};
 // act: [rows * (num_chosen + 1), padded_inner] floats of scratch.
 void LaunchExperts(cudaStream_t stream, const device::Arithmetic& a, const ExpertBankView& bank, const device::ExpertArgs& args,
-                   const InputView& x, int64_t rows, float* act, F out);
+                   const InputView& x, int64_t rows, float* act, F out, const RoutePart& route);
 
 }  // namespace deepinfer::cuda

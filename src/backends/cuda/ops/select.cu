@@ -31,10 +31,14 @@ __device__ __forceinline__ bool IsCandidate(const device::SelectArgs& args, int6
   return low < count && blocks[low] == wanted;
 }
 
+__device__ __forceinline__ float Scaled(float w, const WeightScale& scale) {
+  return scale.factor == 1.0f ? w : RoundIf(w * scale.factor, scale.round);
+}
+
 // One thread a group, all heads. Shared memory: the row's query, [dim][kHeads] so that heads lie side by side, and weights.
 template <int kHeads>
 __global__ void __launch_bounds__(kScoreThreads) ScoreKernel(device::Step step, device::SelectArgs args, int64_t first_row, int64_t stride,
-                                                            float* scores) {
+                                                            float* scores, WeightScale scale) {
   WaitForEarlier();
   extern __shared__ float query[];
   const int64_t t = first_row + blockIdx.y;
@@ -49,7 +53,7 @@ __global__ void __launch_bounds__(kScoreThreads) ScoreKernel(device::Step step, 
     const int h = i % kHeads, d = i / kHeads;
     query[i] = h < args.heads ? q[h * dim + d] : 0.0f;
   }
-  for (int h = threadIdx.x; h < kHeads; h += kScoreThreads) weights[h] = h < args.heads ? w[h] : 0.0f;
+  for (int h = threadIdx.x; h < kHeads; h += kScoreThreads) weights[h] = h < args.heads ? Scaled(w[h], scale) : 0.0f;
   __syncthreads();
   const int g = begin + threadIdx.x;
   if (g >= visible) return;
@@ -113,7 +117,7 @@ __global__ void __launch_bounds__(kScoreThreads) ScoreKernel(device::Step step, 
 // The same sums for FP4 keys of 128 channels: four lanes a key, a block of 32 channels each, added in the order of the blocks.
 template <int kHeads>
 __global__ void __launch_bounds__(kScoreThreads) Score128Kernel(device::Step step, device::SelectArgs args, int64_t first_row, int64_t stride,
-                                                               float* scores) {
+                                                               float* scores, WeightScale scale) {
   WaitForEarlier();
   extern __shared__ float query[];  // [4][32][kHeads], blocks padded against bank conflicts
   constexpr int kBlock = 32 * kHeads + 4;
@@ -128,7 +132,7 @@ __global__ void __launch_bounds__(kScoreThreads) Score128Kernel(device::Step ste
     const int h = i / 128, d = i % 128;
     query[d / 32 * kBlock + d % 32 * kHeads + h] = h < args.heads ? q[h * 128 + d] : 0.0f;
   }
-  for (int h = threadIdx.x; h < kHeads; h += kScoreThreads) weights[h] = h < args.heads ? w[h] : 0.0f;
+  for (int h = threadIdx.x; h < kHeads; h += kScoreThreads) weights[h] = h < args.heads ? Scaled(w[h], scale) : 0.0f;
   __syncthreads();
   const int g = min(begin + static_cast<int>(threadIdx.x >> 2), visible - 1), b = threadIdx.x & 3;
   const device::SequenceRows& rows = step.sequences[step.row_sequence[t]];
@@ -326,32 +330,33 @@ __global__ void __launch_bounds__(kSelectThreads) ChooseKernel(device::Step step
 }
 
 template <int kHeads>
-void LaunchScores(cudaStream_t stream, const device::Step& step, const device::SelectArgs& args, int64_t first_row, int64_t rows, float* scores) {
+void LaunchScores(cudaStream_t stream, const device::Step& step, const device::SelectArgs& args, int64_t first_row, int64_t rows, float* scores,
+                  const WeightScale& scale) {
   if (args.cache.index_dim == 128 && args.cache.index_format == device::KeyFormat::kFp4Pow2 && kHeads <= 32) {
     constexpr int kKeys = kScoreThreads / 4;
     Start(Score128Kernel<kHeads>, dim3(static_cast<unsigned>((args.max_groups + kKeys - 1) / kKeys), static_cast<unsigned>(rows)), kScoreThreads,
-          (4 * (32 * kHeads + 4) + kHeads) * sizeof(float), stream, step, args, first_row, args.max_groups, scores);
+          (4 * (32 * kHeads + 4) + kHeads) * sizeof(float), stream, step, args, first_row, args.max_groups, scores, scale);
     return;
   }
   const size_t bytes = static_cast<size_t>(args.cache.index_dim + 1) * kHeads * sizeof(float);
   cudaFuncSetAttribute(ScoreKernel<kHeads>, cudaFuncAttributeMaxDynamicSharedMemorySize, 96 << 10);
   const auto blocks = static_cast<unsigned>((args.max_groups + kScoreThreads - 1) / kScoreThreads);
-  Start(ScoreKernel<kHeads>, dim3(blocks, static_cast<unsigned>(rows)), kScoreThreads, bytes, stream, step, args, first_row, args.max_groups, scores);
+  Start(ScoreKernel<kHeads>, dim3(blocks, static_cast<unsigned>(rows)), kScoreThreads, bytes, stream, step, args, first_row, args.max_groups, scores, scale);
 }
 
 }  // namespace
 
 void LaunchSelect(cudaStream_t stream, const device::Step& step, const device::SelectArgs& args, int64_t first_row, int64_t rows,
-                  float* scores, float* blocks) {
+                  float* scores, float* blocks, const WeightScale& scale) {
   if (args.max_groups > args.topk || (args.trace_scores != nullptr && args.max_groups > 0)) {
     if (args.heads <= 8) {
-      LaunchScores<8>(stream, step, args, first_row, rows, scores);
+      LaunchScores<8>(stream, step, args, first_row, rows, scores, scale);
     } else if (args.heads <= 16) {
-      LaunchScores<16>(stream, step, args, first_row, rows, scores);
+      LaunchScores<16>(stream, step, args, first_row, rows, scores, scale);
     } else if (args.heads <= 32) {
-      LaunchScores<32>(stream, step, args, first_row, rows, scores);
+      LaunchScores<32>(stream, step, args, first_row, rows, scores, scale);
     } else {
-      LaunchScores<64>(stream, step, args, first_row, rows, scores);
+      LaunchScores<64>(stream, step, args, first_row, rows, scores, scale);
     }
   }
   const int64_t block_stride = args.block_size > 0 ? (args.max_groups + args.block_size - 1) / args.block_size : 0;

@@ -26,4 +26,23 @@ void Start(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes
   LaunchAsIs(kernel, grid, block, shared_bytes, stream, true, std::forward<Args>(args)...);  // errors are read after the launch
 }
 
+// The blocks of a grid's row are a cluster.
+template <typename... Params, typename... Args>
+void StartCluster(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream, Args&&... args) {
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim.x = grid.x;
+  attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
+  config.attrs = attributes;
+  config.numAttrs = 2;
+  cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...);  // errors are read after the launch
+}
+
 }  // namespace deepinfer::cuda

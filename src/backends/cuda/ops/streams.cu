@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Embedding, Engram injection and the residual streams: one block a row.
+#include <cooperative_groups.h>
+
 #include <algorithm>
 
 #include "backends/cuda/ops/start.cuh"
@@ -49,18 +51,48 @@ __global__ void EngramKernel(bool round, F kv, const float* qk, const uint8_t* i
   EngramStream(round, kv, qk, is_dead, streams, hidden, eps, trunk, gate_out, blockIdx.y, static_cast<int>(blockIdx.x), shared, blockDim.x);
 }
 
-constexpr int kMixThreads = 256;
+constexpr int kMixThreads = 256, kMixWarps = kMixThreads / 32, kMixDots = (kMaxMixOutputs + kMixWarps) / kMixWarps;
+constexpr int kMaxMixCluster = 8;  // chunks of a row that one cluster multiplies
 
-// A warp has its outputs for itself: no sums across warps.
-__global__ void MixPartialKernel(const float* fn, F trunk, int64_t n, int outputs, int chunks, float* partial) {
-  constexpr int kWarps = kMixThreads / 32, kMost = (kMaxMixOutputs + kWarps) / kWarps;
-  MixPartialDots<kMost>(fn, trunk, n, outputs, chunks, partial, blockIdx.y, static_cast<int>(blockIdx.x), static_cast<int>(threadIdx.x >> 5), kWarps, [] { WaitForEarlier(); });
+struct MixArgs {
+  int64_t n = 0;
+  int streams = 0, chunks = 0, iters = 0;
+  const float* fn = nullptr;
+  const float* base = nullptr;
+  const float* scale = nullptr;
+  float norm_eps = 0, eps = 0;
+  float *pre = nullptr, *post = nullptr, *comb = nullptr;
+};
+
+// A block a chunk; a warp has its outputs for itself: no sums across warps.
+__global__ void MixPartialKernel(MixArgs m, F trunk, float* partial) {
+  const int outputs = m.streams * (m.streams + 2);
+  MixPartialDots<kMixDots>(m.fn, trunk, m.n, outputs, partial + (static_cast<int64_t>(blockIdx.y) * m.chunks + blockIdx.x) * (outputs + 1), blockIdx.y,
+                           static_cast<int>(blockIdx.x), static_cast<int>(threadIdx.x >> 5), kMixWarps, [] { WaitForEarlier(); });
 }
 
-__global__ void MixFinishKernel(const float* partial, int chunks, int64_t n, int m, const float* base, const float* scale,
-                                float norm_eps, float eps, int iters, float* pre, float* post, float* comb) {
+__global__ void MixFinishKernel(MixArgs m, const float* partial) {
   __shared__ float g[kMaxMixOutputs + 1];
-  MixFinishRow(partial, chunks, n, m, base, scale, norm_eps, eps, iters, pre, post, comb, blockIdx.x, g, [] { WaitForEarlier(); }, [] {});
+  const int outputs = m.streams * (m.streams + 2);
+  MixFinishRow(partial + static_cast<int64_t>(blockIdx.x) * m.chunks * (outputs + 1), m.chunks, m.n, m.streams, m.base, m.scale, m.norm_eps, m.eps, m.iters,
+               m.pre, m.post, m.comb, blockIdx.x, g, [] { WaitForEarlier(); });
+}
+
+// Both of a row of few chunks: a cluster of a block a chunk; the first one ends the mix.
+__global__ void __launch_bounds__(kMixThreads) MixKernel(MixArgs m, F trunk) {
+  namespace cg = cooperative_groups;
+  __shared__ float partial[kMaxMixCluster * (kMaxMixOutputs + 1)], g[kMaxMixOutputs + 1];
+  const cg::cluster_group cluster = cg::this_cluster();
+  auto begun = cluster.barrier_arrive();  // memory of a block is there when the block has begun
+  const int outputs = m.streams * (m.streams + 2);
+  MixPartialDots<kMixDots>(m.fn, trunk, m.n, outputs, cluster.map_shared_rank(partial, 0) + blockIdx.x * (outputs + 1), blockIdx.y,
+                           static_cast<int>(blockIdx.x), static_cast<int>(threadIdx.x >> 5), kMixWarps, [&] {
+                             WaitForEarlier();
+                             cluster.barrier_wait(std::move(begun));
+                           });
+  cluster.sync();
+  if (blockIdx.x == 0 && threadIdx.x < 32)
+    MixFinishRow(partial, m.chunks, m.n, m.streams, m.base, m.scale, m.norm_eps, m.eps, m.iters, m.pre, m.post, m.comb, blockIdx.y, g, [] {});
 }
 
 // One block a row. Dynamic shared memory: hidden floats.
@@ -114,11 +146,26 @@ int64_t MixPartialFloats(int64_t rows, const device::HyperConnectionSite& site) 
 
 void LaunchMix(cudaStream_t stream, const device::HyperConnectionSite& site, const float* fn, F trunk, int64_t rows, float* partial,
                float* pre, float* post, float* comb) {
-  const int64_t n = int64_t{site.streams} * site.hidden;
-  const int outputs = site.streams * (site.streams + 2), chunks = static_cast<int>((n + kMixChunk - 1) / kMixChunk);
-  Start(MixPartialKernel, dim3(chunks, static_cast<unsigned>(rows)), kMixThreads, 0, stream, fn, trunk, n, outputs, chunks, partial);
-  Start(MixFinishKernel, static_cast<unsigned>(rows), 32, 0, stream, partial, chunks, n, site.streams, site.base, site.scale, site.norm_eps,
-                                                                   site.eps, site.sinkhorn_iters, pre, post, comb);
+  MixArgs m;
+  m.n = int64_t{site.streams} * site.hidden;
+  m.streams = site.streams;
+  m.chunks = static_cast<int>((m.n + kMixChunk - 1) / kMixChunk);
+  m.iters = site.sinkhorn_iters;
+  m.fn = fn;
+  m.base = site.base;
+  m.scale = site.scale;
+  m.norm_eps = site.norm_eps;
+  m.eps = site.eps;
+  m.pre = pre;
+  m.post = post;
+  m.comb = comb;
+  const dim3 grid(static_cast<unsigned>(m.chunks), static_cast<unsigned>(rows));
+  if (m.chunks <= kMaxMixCluster) {
+    StartCluster(MixKernel, grid, kMixThreads, 0, stream, m, trunk);
+    return;
+  }
+  Start(MixPartialKernel, grid, kMixThreads, 0, stream, m, trunk, partial);
+  Start(MixFinishKernel, static_cast<unsigned>(rows), 32, 0, stream, m, partial);
 }
 
 void LaunchCollapseNorm(cudaStream_t stream, bool round, const ExpandPart& expand, F trunk, const float* pre, int64_t rows,

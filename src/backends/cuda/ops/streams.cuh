@@ -51,10 +51,10 @@ __device__ __forceinline__ void EngramStream(bool round, F kv, const float* qk, 
 inline constexpr int64_t kMixChunk = 256;  // values of a row whose products are added first
 inline constexpr int kMaxMixOutputs = 4 * (4 + 2);  // of at most four streams
 
-// One warp: partial[t][chunk][o] = products of the chunk for o = first, first + step, ..., the last one (o = outputs) its sum of
-// squares. A lane has 8 neighbouring values. `between` runs behind the loads of weights, which nothing writes.
+// One warp: out[o] = products of a chunk of row t for o = first, first + step, ..., the last one (o = outputs) its sum of squares. A
+// lane has 8 neighbouring values. `between` runs behind the loads of weights, which nothing writes.
 template <int kMost, typename Between>
-__device__ __forceinline__ void MixPartialDots(const float* fn, F trunk, int64_t n, int outputs, int chunks, float* partial, int64_t t, int chunk,
+__device__ __forceinline__ void MixPartialDots(const float* fn, F trunk, int64_t n, int outputs, float* out, int64_t t, int chunk,
                                                int first, int step, Between&& between) {
   const int64_t begin = chunk * kMixChunk, end = min(begin + kMixChunk, n);
   const float* x = trunk.data + t * trunk.stride;
@@ -71,7 +71,6 @@ __device__ __forceinline__ void MixPartialDots(const float* fn, F trunk, int64_t
   float v[8];
 #pragma unroll
   for (int c = 0; c < 8; ++c) v[c] = at + c < end ? x[at + c] : 0.0f;
-  float* out = partial + (t * chunks + chunk) * (outputs + 1);
 #pragma unroll
   for (int i = 0; i < kMost; ++i) {
     const int o = first + i * step;
@@ -84,19 +83,19 @@ __device__ __forceinline__ void MixPartialDots(const float* fn, F trunk, int64_t
   }
 }
 
-// One warp a row; g has kMaxMixOutputs + 1 floats of shared memory. `between` runs behind the loads of constants, `step` behind
-// every round of the normalisation.
-template <typename Between, typename Step>
+// One warp a row. partial [chunks][outputs + 1]; g has kMaxMixOutputs + 1 floats of shared memory. `between` runs behind the loads of
+// constants.
+template <typename Between>
 __device__ __forceinline__ void MixFinishRow(const float* partial, int chunks, int64_t n, int m, const float* base, const float* scale,
                                              float norm_eps, float eps, int iters, float* pre, float* post, float* comb, int64_t t, float* g,
-                                             Between&& between, Step&& step) {
+                                             Between&& between) {
   const int outputs = m * (m + 2), o = threadIdx.x & 31;
   const float offset = o < outputs ? base[o] : 0.0f, factor = scale[o < m ? 0 : o < 2 * m ? 1 : 2];
   between();
   if (o <= outputs) {
     float sum = 0;
 #pragma unroll 4
-    for (int c = 0; c < chunks; ++c) sum += partial[(t * chunks + c) * (outputs + 1) + o];
+    for (int c = 0; c < chunks; ++c) sum += partial[c * (outputs + 1) + o];
     g[o] = sum;
   }
   __syncwarp();
@@ -129,14 +128,14 @@ __device__ __forceinline__ void MixFinishRow(const float* partial, int chunks, i
     };
     float top = fmaxf(v, __shfl_xor_sync(~0u, v, 1));
     top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+    // Quotients to an ulp or two: twenty rounds wait for nothing else.
     v = expf(v - top);
-    v = v / row_sum(v) + eps;
-    v /= column_sum(v) + eps;
+    v = __fdividef(v, row_sum(v)) + eps;
+    v = __fdividef(v, column_sum(v) + eps);
 #pragma unroll 1
     for (int i = 1; i < iters; ++i) {
-      step();
-      v /= row_sum(v) + eps;
-      v /= column_sum(v) + eps;
+      v = __fdividef(v, row_sum(v) + eps);
+      v = __fdividef(v, column_sum(v) + eps);
     }
     if (o < 16) comb[t * 16 + at] = v;
     return;
