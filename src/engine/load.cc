@@ -373,6 +373,11 @@ Result<std::unique_ptr<Engine>> LoadEngine(LoadOptions options) {
   load.numerics = parts.numerics;
   load.with_draft = options.with_draft || parts.num_drafts > 0;
   load.max_model_len = options.max_model_len;
+  if (const int64_t free = parts.device->free_bytes(); free > 0) {
+    // Steps of a GPU pay from thousands of rows on; their buffers may take a twentieth of its memory (about 160 bytes a row and
+    // channel).
+    load.max_step_rows = std::clamp<int64_t>(free / 20 / (160 * parts.config.hidden_size), 256, 8192);
+  }
   load.cache_tokens = options.cache_tokens;
   load.use_fp4_sparse_kv = options.use_fp4_sparse_kv;
   load.progress = options.progress;

@@ -167,6 +167,7 @@ cudaStream_t CudaDevice::ForkSide() {
 void CudaDevice::JoinSide() {
   if (!side_is_busy_) return;
   side_is_busy_ = side_has_window_ = false;
+  side_saw_ = nullptr;
   cudaEventRecord(join_event_, side_);
   cudaStreamWaitEvent(stream_, join_event_, 0);
 }
@@ -327,6 +328,9 @@ void CudaDevice::ReadAct(const Act& x, int64_t rows, int64_t width, float* host_
   if (rows <= 0) return;
   Begin();
   JoinSide();
+  for (const Shadow& shadow : shadows_)
+    if (shadow.is_plain_only && shadow.of == x.data && shadow.cols == width && shadow.rows >= rows)
+      LaunchFromBf16(stream_, shadow.plain.as<uint16_t>(), rows, width, {static_cast<float*>(x.data), x.stride});
   const size_t row = static_cast<size_t>(width) * sizeof(float);
   cudaMemcpy2DAsync(host_to, row, x.data, static_cast<size_t>(x.stride) * sizeof(float), row, static_cast<size_t>(rows), cudaMemcpyDeviceToHost, stream_);
   Check("ReadAct");
@@ -366,31 +370,46 @@ void* CudaDevice::Grow(Scratch& scratch, int64_t bytes) { return GrowBuffer(scra
 
 void CudaDevice::Wrote(const void* out) {
   for (Shadow& shadow : shadows_)
-    if (shadow.of == out) shadow.is_valid = false;
+    if (shadow.of == out) shadow.is_valid = shadow.has_plain = shadow.is_plain_only = false;
 }
 
-QuantizedOut CudaDevice::NewShadow(const Arithmetic& a, const Act& out, int64_t rows, int64_t cols) {
-  Wrote(out.data);
-  if (!a.quantize || cols % 32 != 0) return {};
-  Shadow* shadow = nullptr;
+CudaDevice::Shadow* CudaDevice::ShadowOf(const void* out) {
+  Wrote(out);
   for (Shadow& s : shadows_)
-    if (s.of == out.data) shadow = &s;
-  if (shadow == nullptr) {
-    constexpr size_t kMaxShadows = 16;
-    if (shadows_.size() >= kMaxShadows) {
-      // Models come and go: those of the oldest buffers are of no use.
-      Sync();
-      DropGraphs();
-      shadows_.erase(shadows_.begin());
-    }
-    shadow = &shadows_.emplace_back();
-    shadow->of = out.data;
+    if (s.of == out) return &s;
+  constexpr size_t kMaxShadows = 16;
+  if (shadows_.size() >= kMaxShadows) {
+    // Models come and go: those of the oldest buffers are of no use.
+    Sync();
+    DropGraphs();
+    shadows_.erase(shadows_.begin());
   }
-  if (!GrowBuffer(shadow->buffer, rows * cols * 2)) return {};
+  Shadow* shadow = &shadows_.emplace_back();
+  shadow->of = out;
+  return shadow;
+}
+
+QuantizedOut CudaDevice::NewShadow(const Arithmetic& a, const Act& out, int64_t rows, int64_t cols, bool with_plain) {
+  if (!a.quantize || cols % 32 != 0) {
+    Wrote(out.data);
+    return {};
+  }
+  Shadow* shadow = ShadowOf(out.data);
+  if (!GrowBuffer(shadow->buffer, rows * cols * 2) || (with_plain && !GrowBuffer(shadow->plain, rows * cols * 2))) return {};
   shadow->rows = rows;
   shadow->cols = cols;
   shadow->is_valid = true;
-  return {shadow->buffer.as<uint16_t>(), cols};
+  shadow->has_plain = with_plain;
+  return {shadow->buffer.as<uint16_t>(), cols, with_plain ? shadow->plain.as<uint16_t>() : nullptr};
+}
+
+uint16_t* CudaDevice::NewPlainShadow(const Act& out, int64_t rows, int64_t cols) {
+  Shadow* shadow = ShadowOf(out.data);
+  if (!GrowBuffer(shadow->plain, rows * cols * 2)) return nullptr;
+  shadow->rows = rows;
+  shadow->cols = cols;
+  shadow->has_plain = shadow->is_plain_only = true;
+  return shadow->plain.as<uint16_t>();
 }
 
 }  // namespace deepinfer::cuda

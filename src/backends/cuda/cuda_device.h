@@ -110,12 +110,14 @@ class CudaDevice final : public device::Device {
   struct Scratch {
     device::Buffer buffer;
   };
-  // The quantised form of a norm's result, made with it.
+  // Other forms of an op's result, made with it: quantised, or as bf16 values.
   struct Shadow {
     const void* of = nullptr;
     int64_t rows = 0, cols = 0;
-    bool is_valid = false;
-    device::Buffer buffer;
+    bool is_valid = false;       // of `quantized`
+    bool has_plain = false;      // of `plain`
+    bool is_plain_only = false;  // the activation itself was not written
+    device::Buffer buffer, plain;
   };
   struct Graph {
     int num_runs = 0;
@@ -149,7 +151,10 @@ class CudaDevice final : public device::Device {
   void DropGraphs();
   // `out` was written by something that makes no shadow.
   void Wrote(const void* out);
-  QuantizedOut NewShadow(const Arithmetic& a, const Act& out, int64_t rows, int64_t cols);
+  QuantizedOut NewShadow(const Arithmetic& a, const Act& out, int64_t rows, int64_t cols, bool with_plain = false);
+  // The result itself as bf16; null where it cannot be had.
+  uint16_t* NewPlainShadow(const Act& out, int64_t rows, int64_t cols);
+  Shadow* ShadowOf(const void* out);
   // A form for those who do not quantise what they read.
   InputView Quantized(const InputView& x, int64_t cols);
   void MatMulInto(const CudaMatrix& w, const CudaInput& x, int num_groups, bool round, F y);
@@ -164,7 +169,7 @@ class CudaDevice final : public device::Device {
   Status PackExperts(std::span<const device::HostExpert> experts, const device::HostExpert& shared, CudaExpertBank& bank);
   // Values as bf16, which they are: rows of `cols`.
   InputView Bf16Of(const CudaInput& x);
-  void PackedMatMul(const PackedMatrix& w, const InputView& x, int num_groups, OutputType out, void* y, int64_t ldy);
+  void PackedMatMul(cudaStream_t stream, const PackedMatrix& w, const InputView& x, int num_groups, OutputType out, void* y, int64_t ldy);
   void PackedExperts(const Arithmetic& a, const CudaExpertBank& bank, const device::ExpertArgs& args, const InputView& x, int64_t rows);
   bool TakesPackedSelect(const device::SelectArgs& args) const;
   void PackedSelect(const device::Step& step, const device::SelectArgs& args);
@@ -179,6 +184,7 @@ class CudaDevice final : public device::Device {
   cudaStream_t stream_ = nullptr, side_ = nullptr;
   cudaEvent_t fork_event_ = nullptr, join_event_ = nullptr;
   bool side_is_busy_ = false, side_has_window_ = false;
+  const void *collapsed_ = nullptr, *side_saw_ = nullptr;  // quantised form of the last collapse, and the one that the side follows
   std::unique_ptr<MemoryPool> memory_;
   PinnedRing ring_;
   PinnedRing download_;

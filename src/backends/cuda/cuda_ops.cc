@@ -77,6 +77,7 @@ void CudaDevice::HyperConnectionMix(const device::HyperConnectionSite& site, Act
   if (site.streams > 4) return Fail(Unimplemented("the NVIDIA backend takes at most 4 residual streams"));
   auto* partial = static_cast<float*>(Grow(mix_partial_, MixPartialFloats(rows, site) * 4));
   if (partial == nullptr) return;
+  side_saw_ = collapsed_;
   LaunchMix(ForkSide(), site, reinterpret_cast<const float*>(Of(*site.fn).view.data), Of(trunk), rows, partial, pre, post, comb);
   Check("HyperConnectionMix");
 }
@@ -94,7 +95,15 @@ void CudaDevice::CollapseNorm(const Arithmetic& a, Act trunk, const float* pre, 
     FlushExpand();
   }
   if (collapsed) Wrote(collapsed.data);
-  LaunchCollapseNorm(stream_, a.round_bf16, part, Of(trunk), pre, rows, streams, hidden, norm, eps, Of(collapsed), Of(x), NewShadow(a, x, rows, hidden));
+  const bool is_released = packs_ && a.round_bf16 && streams == 4 && hidden == kReleasedHidden;
+  const QuantizedOut quantized = NewShadow(a, x, rows, hidden, is_released);
+  if (is_released) {
+    LaunchReleasedCollapse(stream_, a.round_bf16, part, Of(trunk), pre, rows, norm, eps, Of(collapsed), Of(x), quantized);
+    collapsed_ = quantized.bf16;
+  } else {
+    LaunchCollapseNorm(stream_, a.round_bf16, part, Of(trunk), pre, rows, streams, hidden, norm, eps, Of(collapsed), Of(x), quantized);
+    collapsed_ = nullptr;
+  }
   Check("CollapseNorm");
 }
 
@@ -149,6 +158,11 @@ void CudaDevice::Prepare(const Arithmetic& a, Act x, int64_t rows, int64_t cols,
     return;
   }
   in.view.is_bf16 = in.view.quantize = false;
+  for (const Shadow& shadow : shadows_) {
+    if (!shadow.has_plain || shadow.of != x.data || shadow.cols != cols || shadow.rows < rows) continue;
+    in.view = {shadow.plain.data(), true, false, rows, cols};
+    return;
+  }
   if (CanReadInPlace(x, cols)) {
     in.view.values = x.data;
     in.view.stride = x.stride;
@@ -187,7 +201,7 @@ void CudaDevice::MatMulInto(const CudaMatrix& w, const CudaInput& x, int num_gro
   InputView in = x.view;
   if (w.packed.is_there()) {
     in = Bf16Of(x);
-    if (in.values != nullptr) PackedMatMul(w.packed, in, num_groups, round ? OutputType::kFloatRounded : OutputType::kFloat, y.data, y.stride);
+    if (in.values != nullptr) PackedMatMul(stream_, w.packed, in, num_groups, round ? OutputType::kFloatRounded : OutputType::kFloat, y.data, y.stride);
     return;
   }
   if (in.quantize && w.view.format != device::WeightFormat::kFp8Block32) {

@@ -169,7 +169,7 @@ InputView CudaDevice::Bf16Of(const CudaInput& x) {
   return {x.bf16.data(), true, false, x.view.rows, x.cols};
 }
 
-void CudaDevice::PackedMatMul(const PackedMatrix& w, const InputView& x, int num_groups, OutputType out, void* y, int64_t ldy) {
+void CudaDevice::PackedMatMul(cudaStream_t stream, const PackedMatrix& w, const InputView& x, int num_groups, OutputType out, void* y, int64_t ldy) {
   DenseArgs args;
   args.layout = w.layout;
   args.weights = w.data.as<uint8_t>();
@@ -183,7 +183,7 @@ void CudaDevice::PackedMatMul(const PackedMatrix& w, const InputView& x, int num
   args.workspace = w.workspace;
   args.fast = is_fast_;
   args.dependent = true;
-  if (const cudaError_t error = LaunchDense(args, stream_); error != cudaSuccess) Fail(CudaError(error, "MatMul"));
+  if (const cudaError_t error = LaunchDense(args, stream); error != cudaSuccess) Fail(CudaError(error, "MatMul"));
 }
 
 // ---- experts ------------------------------------------------------------------------------------------------------------
@@ -235,13 +235,16 @@ void CudaDevice::PackedExperts(const Arithmetic& a, const CudaExpertBank& bank, 
   e.dependent = true;
   e.fast = is_fast_;
 
-  cudaError_t error = LaunchDense(up, stream_);
+  // The shared expert waits for the collapsed streams alone: beside the router, where the other stream has seen them.
+  const cudaStream_t shared_stream = side_is_busy_ && side_saw_ == x.values ? side_ : stream_;
+  cudaError_t error = LaunchDense(up, shared_stream);
   if (error == cudaSuccess)
-    PackedMatMul(bank.packed_shared_down, {shared_act, true, false, rows, kExpertWidth}, 1, a.round_bf16 ? OutputType::kBf16 : OutputType::kFloat,
-                 shared_sums, kExpertHidden);
+    PackedMatMul(shared_stream, bank.packed_shared_down, {shared_act, true, false, rows, kExpertWidth}, 1,
+                 a.round_bf16 ? OutputType::kBf16 : OutputType::kFloat, shared_sums, kExpertHidden);
   if (error == cudaSuccess) error = LaunchExpertPlan(e, stream_);
   if (error == cudaSuccess) error = LaunchExpertGateUp(e, stream_);
   if (error == cudaSuccess) error = LaunchExpertDown(e, stream_);
+  if (shared_stream != stream_) JoinSide();
   if (error == cudaSuccess) error = LaunchExpertSum(e, stream_);
   if (error != cudaSuccess) Fail(CudaError(error, "Experts"));
 }
@@ -331,10 +334,18 @@ void CudaDevice::PackedAttention(const device::Step& step, const device::Attenti
   s.sink = args.sink;
   s.rope = args.rope;
   s.rope_dim = args.rope_dim;
-  s.out = args.out.data;
-  s.ldo = args.out.stride;
-  s.out_type = OutputType::kFloatRounded;
-  s.unrotated = args.trace_unrotated.data;
+  if (args.trace_unrotated) {
+    s.out = args.out.data;
+    s.ldo = args.out.stride;
+    s.out_type = OutputType::kFloatRounded;
+    s.unrotated = args.trace_unrotated.data;
+  } else {
+    // Who reads the result wants bf16.
+    s.out = NewPlainShadow(args.out, step.num_rows, width);
+    s.ldo = width;
+    s.out_type = OutputType::kBf16;
+    if (s.out == nullptr) return;
+  }
   s.workspace = workspace;
   s.dependent = true;
   if (const cudaError_t error = LaunchSparseAttention(s, stream_); error != cudaSuccess) Fail(CudaError(error, "Attention"));

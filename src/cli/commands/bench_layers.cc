@@ -44,13 +44,13 @@ std::string LayerKind(const model::ModelConfig& config, int layer) {
   return "reuse";
 }
 
+}  // namespace
+
 bool HasReleasedWidths(const model::ModelConfig& c, const model::ModelConfig& released) {
   return c.hidden_size == released.hidden_size && c.head_dim == released.head_dim && c.num_attention_heads == released.num_attention_heads &&
          c.moe_intermediate_size == released.moe_intermediate_size && c.num_experts_per_tok == released.num_experts_per_tok &&
          c.vocab_size == released.vocab_size;
 }
-
-}  // namespace
 
 std::map<std::pair<int, Stage>, double> BytesPerToken(const model::ModelConfig& config) {
   std::map<std::pair<int, Stage>, double> bytes;

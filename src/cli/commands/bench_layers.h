@@ -46,6 +46,8 @@ std::vector<LayerRow> LayerRows(const model::ModelConfig& config, const LayerTim
 Json LayersJson(const std::vector<LayerRow>& rows, double bytes_per_s, double flop_per_s, bool has_limits);
 std::vector<std::string> LayerLines(const Json& layers);
 
+bool HasReleasedWidths(const model::ModelConfig& config, const model::ModelConfig& released);
+
 // Null when `config` is not as wide as the released model or lacks one of its kinds of layers; otherwise layers, tokens_per_s
 // and limit_tokens_per_s of batch 1.
 Json ExtrapolateToReleased(const model::ModelConfig& config, const std::vector<LayerRow>& rows, double bytes_per_s, double flop_per_s,

@@ -5,6 +5,7 @@
 
 #include "cli/commands.h"
 #include "cli/commands/bench_common.h"
+#include "cli/commands/bench_limit.h"
 #include "cli/commands/bench_load.h"
 #include "cli/commands/bench_point.h"
 #include "cli/commands/model_session.h"
@@ -30,6 +31,8 @@ Status RunThroughput(Invocation& invocation) {
   Progress progress("bench throughput", {.quiet = config.log.quiet, .unit = ProgressUnit::kItems, .clock = nullptr, .write_line = {}});
   DI_ASSIGN_OR_RETURN(const PointResult point, MeasurePoint(invocation, *engine, *async, recorder, spec, run, &progress));
   Json record = PointRecord(invocation, run, spec, point);
+  const Json limit = DecodeLimit(*engine, spec.concurrency, spec.input_tokens + spec.output_tokens / 2, Quantile(point.main().tpot_ms, 0.5) * 1e-3);
+  if (!limit.is_null()) record["decode_limit"] = limit;
   DI_RETURN_IF_ERROR(WritePlot(invocation, [&] {
     std::vector<std::pair<std::string, double>> bars;
     for (size_t i = 0; i < point.on.out_tok_s.size(); ++i) bars.emplace_back(fmt::format("asynchronous {}", i + 1), point.on.out_tok_s[i]);
@@ -41,6 +44,8 @@ Status RunThroughput(Invocation& invocation) {
   DI_ASSIGN_OR_RETURN(const bool is_written, WriteRecord(invocation, record));
   if (is_written) return Status::Ok();
   PrintPoint(invocation, spec, point, record);
+  if (!limit.is_null())
+    for (const std::string& text : DecodeLimitLines(limit)) invocation.out.Line(text);
   return invocation.out.Check();
 }
 

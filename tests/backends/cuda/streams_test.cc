@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Embedding, Engram, hyper-connections, copies of the NVIDIA backend against the CPU backend.
+#include <cstring>
+
 #include "device_pair.h"
 
 namespace deepinfer::cuda {
@@ -9,7 +11,7 @@ namespace {
 using device::WeightFormat;
 
 class CudaStreams : public OnBothDevices {};
-INSTANTIATE_TEST_SUITE_P(Of, CudaStreams, testing::Values(Kernels::kGeneral), KernelsName);
+INSTANTIATE_TEST_SUITE_P(Of, CudaStreams, testing::Values(Kernels::kGeneral, Kernels::kReleased), KernelsName);
 
 TEST_P(CudaStreams, EmbeddingAndTables) {
   Random random(11);
@@ -99,6 +101,44 @@ TEST_P(CudaStreams, HyperConnections) {
         ExpectNear(both, a.round_bf16 ? 5e-2 : 5e-4, std::to_string(streams) + " x " + std::to_string(hidden));
       }
     }
+  }
+}
+
+TEST_P(CudaStreams, RowsDoNotDependOnTheirNeighbours) {
+  Random random(16);
+  constexpr int kHidden = 5120;
+  constexpr int64_t kRows = 70, kWidth = 4 * kHidden;
+  const HostWeight fn = RandomWeight(random, WeightFormat::kF32, 24, kWidth);
+  const auto base = random.Floats(24, 0.3f), scale = random.Floats(3), x = random.Floats(kRows * kWidth), y = random.Floats(kRows * kHidden),
+             norm = random.Floats(kHidden);
+  Side side(*Gpu());
+  const auto w = side->CreateMatrix({&fn.matrix, 1}).value();
+  device::HyperConnectionSite site;
+  site.fn = w.get();
+  site.base = side.Put(base);
+  site.scale = side.Put(scale);
+  site.hidden = kHidden;
+  site.norm_eps = 1e-20f;
+  const auto run = [&](int64_t first, int64_t rows) {
+    const auto part = [&](const std::vector<float>& v, int64_t width) {
+      return side.PutAct({v.begin() + first * width, v.begin() + (first + rows) * width}, width);
+    };
+    const Act trunk = part(x, kWidth), out = side.MakeAct(rows, kHidden);
+    auto* pre = static_cast<float*>(side.Make(rows * 4 * 4));
+    auto* post = static_cast<float*>(side.Make(rows * 4 * 4));
+    auto* comb = static_cast<float*>(side.Make(rows * 16 * 4));
+    side->HyperConnectionMix(site, trunk, rows, pre, post, comb);
+    side->Expand(kRelease, part(y, kHidden), post, comb, rows, 4, kHidden, trunk);
+    side->CollapseNorm(kRelease, trunk, pre, rows, 4, kHidden, side.Put(norm), 1e-20f, Act(), out);
+    auto result = side.GetAct(trunk, rows, kWidth);
+    const auto normed = side.GetAct(out, rows, kHidden);
+    for (int64_t t = rows; t-- > 0;) result.insert(result.begin() + (t + 1) * kWidth, normed.begin() + t * kHidden, normed.begin() + (t + 1) * kHidden);
+    return result;
+  };
+  const auto all = run(0, kRows);
+  for (const auto& [first, rows] : {std::pair<int64_t, int64_t>{0, 1}, {5, 3}, {20, 9}, {6, 64}}) {
+    const auto some = run(first, rows);
+    EXPECT_EQ(0, std::memcmp(some.data(), all.data() + first * (kWidth + kHidden), some.size() * sizeof(float))) << rows;
   }
 }
 

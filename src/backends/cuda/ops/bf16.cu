@@ -35,6 +35,12 @@ __global__ void __launch_bounds__(kThreads) ToBf16Kernel(F x, int64_t rows, int6
   Store8(v, out + i);
 }
 
+__global__ void __launch_bounds__(kThreads) FromBf16Kernel(const uint16_t* x, int64_t rows, int64_t cols, F out) {
+  WaitForEarlier();
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i < rows * cols) out.data[i / cols * out.stride + i % cols] = __uint_as_float(static_cast<uint32_t>(x[i]) << 16);
+}
+
 // Thread i: eight channels of the queries, then of the keys.
 __global__ void __launch_bounds__(kThreads) AttentionInputsKernel(F query, int64_t rows, int heads, int head_dim, int rope_dim,
                                                                   const float* table, uint16_t* query_out, F keys, uint16_t* keys_out) {
@@ -70,6 +76,10 @@ unsigned BlocksOf(int64_t values) { return static_cast<unsigned>((values / kPerT
 
 void LaunchToBf16(cudaStream_t stream, F x, int64_t rows, int64_t cols, uint16_t* out) {
   Start(ToBf16Kernel, BlocksOf(rows * cols), kThreads, 0, stream, x, rows, cols, out);
+}
+
+void LaunchFromBf16(cudaStream_t stream, const uint16_t* x, int64_t rows, int64_t cols, F out) {
+  Start(FromBf16Kernel, static_cast<unsigned>((rows * cols + kThreads - 1) / kThreads), kThreads, 0, stream, x, rows, cols, out);
 }
 
 void LaunchAttentionInputs(cudaStream_t stream, F query, int64_t rows, int heads, int head_dim, int rope_dim, const float* table,

@@ -91,11 +91,25 @@ struct ExpandPart {
 struct QuantizedOut {
   uint16_t* bf16 = nullptr;  // null: none; rows `stride` apart
   int64_t stride = 0;
+  uint16_t* plain = nullptr;  // not quantised; of LaunchReleasedCollapse
 };
 void LaunchCollapseNorm(cudaStream_t stream, bool round, const ExpandPart& expand, F trunk, const float* pre, int64_t rows,
                         int streams, int64_t hidden, const float* norm, float eps, F collapsed, F x, const QuantizedOut& quantized);
 void LaunchExpand(cudaStream_t stream, bool round, const ExpandPart& expand, int64_t rows, int streams, int64_t hidden, F trunk);
 void LaunchStreamMean(cudaStream_t stream, bool round, F trunk, int64_t rows, int streams, int64_t hidden, F out);
+
+// ---- released_streams.cu ------------------------------------------------------------------------------------------------
+inline constexpr int kReleasedHidden = 5120;
+// Of LaunchMix: what a block multiplies.
+inline constexpr int64_t kMixChunk = 256;
+inline constexpr int kMixThreads = 256;
+bool IsReleasedMix(const device::HyperConnectionSite& site);
+// The first of LaunchMix's two kernels, faster for many rows, with the same bits.
+inline constexpr int64_t kMixRows = 8;
+void LaunchMixRows(cudaStream_t stream, const float* fn, F trunk, int64_t rows, float* partial);
+// LaunchCollapseNorm of four streams of the released width; activations on the right aligned to 16 bytes.
+void LaunchReleasedCollapse(cudaStream_t stream, bool round, const ExpandPart& expand, F trunk, const float* pre, int64_t rows, const float* norm,
+                            float eps, F collapsed, F x, const QuantizedOut& out);
 
 // ---- products.cu --------------------------------------------------------------------------------------------------------
 // FP8 fake quantisation per 32 columns, as bf16 rows.
@@ -161,6 +175,7 @@ void LaunchStoreIndexKeys(cudaStream_t stream, const device::Arithmetic& a, cons
 // ---- bf16.cu ------------------------------------------------------------------------------------------------------------
 // bf16 copies for kernels/, of values that are exact in bf16: columns a multiple of 8, `out` dense.
 void LaunchToBf16(cudaStream_t stream, F x, int64_t rows, int64_t cols, uint16_t* out);
+void LaunchFromBf16(cudaStream_t stream, const uint16_t* x, int64_t rows, int64_t cols, F out);
 // Queries (rotated here where `table` is there: the last `rope_dim` channels of each head) and the step's own keys.
 void LaunchAttentionInputs(cudaStream_t stream, F query, int64_t rows, int heads, int head_dim, int rope_dim, const float* table,
                            uint16_t* query_out, F keys, uint16_t* keys_out);

@@ -51,7 +51,7 @@ __global__ void EngramKernel(bool round, F kv, const float* qk, const uint8_t* i
   EngramStream(round, kv, qk, is_dead, streams, hidden, eps, trunk, gate_out, blockIdx.y, static_cast<int>(blockIdx.x), shared, blockDim.x);
 }
 
-constexpr int kMixThreads = 256, kMixWarps = kMixThreads / 32, kMixDots = (kMaxMixOutputs + kMixWarps) / kMixWarps;
+constexpr int kMixWarps = kMixThreads / 32, kMixDots = (kMaxMixOutputs + kMixWarps) / kMixWarps;
 constexpr int kMaxMixCluster = 8;  // chunks of a row that one cluster multiplies
 
 struct MixArgs {
@@ -164,7 +164,11 @@ void LaunchMix(cudaStream_t stream, const device::HyperConnectionSite& site, con
     StartCluster(MixKernel, grid, kMixThreads, 0, stream, m, trunk);
     return;
   }
-  Start(MixPartialKernel, grid, kMixThreads, 0, stream, m, trunk, partial);
+  if (rows >= kMixRows && IsReleasedMix(site)) {
+    LaunchMixRows(stream, fn, trunk, rows, partial);
+  } else {
+    Start(MixPartialKernel, grid, kMixThreads, 0, stream, m, trunk, partial);
+  }
   Start(MixFinishKernel, static_cast<unsigned>(rows), 32, 0, stream, m, partial);
 }
 

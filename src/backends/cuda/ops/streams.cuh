@@ -48,7 +48,6 @@ __device__ __forceinline__ void EngramStream(bool round, F kv, const float* qk, 
 
 // ---- hyper-connections --------------------------------------------------------------------------------------------------
 
-inline constexpr int64_t kMixChunk = 256;  // values of a row whose products are added first
 inline constexpr int kMaxMixOutputs = 4 * (4 + 2);  // of at most four streams
 
 // One warp: out[o] = products of a chunk of row t for o = first, first + step, ..., the last one (o = outputs) its sum of squares. A
