@@ -196,6 +196,14 @@ struct ExpertArgs {
   Act out;                 // [T, H]
 };
 
+struct RowBestArgs {
+  const float* x = nullptr;  // [rows, width], rows `stride` apart
+  int64_t rows = 0, width = 0, stride = 0;
+  float inverse_temperature = 1;
+  // One mask a row, or none at all: device pointers to a bit for each value, clear = left out; null = nothing is left out.
+  std::span<const uint32_t* const> host_masks;
+};
+
 class Device {
  public:
   virtual ~Device() = default;
@@ -335,6 +343,9 @@ class Device {
   virtual void AddFloats(const float* x, int64_t n, float* sum) = 0;
   // ids[t] = index of the largest value of x[t, 0..width), the lower index on ties; rows `stride` apart.
   virtual void ArgMax(const float* x, int64_t rows, int64_t width, int64_t stride, int32_t* ids, int64_t ids_stride) = 0;
+  // Waits for the result. Devices that work in the host's memory have no use for it.
+  virtual bool finds_best() const { return false; }
+  virtual void FindBest(const RowBestArgs&, RowBest* /*host_out*/) {}
 };
 
 }  // namespace deepinfer::device

@@ -124,4 +124,12 @@ struct WindowRing {
   KeyFormat format = KeyFormat::kFloat;
 };
 
+// What a greedy choice needs of a row of logits.
+struct RowBest {
+  float max = 0;      // of the values that are not masked
+  int32_t id = 0;     // the lowest with that value
+  float sum_exp = 0;  // sum of exp((x - max) * inverse_temperature), bit by bit that of sampling/row_ops.h
+  int32_t unused = 0;
+};
+
 }  // namespace deepinfer::device

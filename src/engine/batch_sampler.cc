@@ -2,6 +2,7 @@
 #include "engine/batch_sampler.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <utility>
 
@@ -163,6 +164,46 @@ void BatchSampler::FailConstraint(size_t row, int32_t slot, std::string message,
   out.token_id = 0;
 }
 
+GreedyRow BatchSampler::GreedyOf(const StepPlan&, const StepRow& row) const {
+  const SampledRequest& request = *static_cast<const SampledRequest*>(row.user);
+  const SamplingParams& params = request.params;
+  if (!params.is_greedy() || params.has_penalties() || params.allowed_token_ids || !params.logit_bias.empty() || request.grammar != nullptr ||
+      params.top_logprobs > 0 || params.min_tokens > 0 || params.first_n_token_no_eos == 1 || !params.golden_token_ids.empty() ||
+      options_.compute_sum_smaller_probs || options_.logprobs_mode != LogprobsMode::kProcessed)
+    return {};
+  return {.is_greedy = true, .inverse_temperature = sampling::InverseTemperature(params), .mask = request.allowed_mask.get()};
+}
+
+void BatchSampler::SampleGreedyRow(const StepPlan& plan, const LogitsOfRow& ready, StepResult& result) {
+  const size_t i = static_cast<size_t>(ready.row), stride = static_cast<size_t>(result.stride);
+  const SampledRequest& request = *static_cast<const SampledRequest*>(plan.rows[i].user);
+  const size_t num_drafts = ready.drafts.size();
+  const std::span<const device::RowBest> bests = ready.bests.last(num_drafts + 1);
+  const int64_t base = ready.first_position + static_cast<int64_t>(ready.bests.size() - num_drafts);
+  for (size_t j = 0; j <= num_drafts; ++j) {
+    const device::RowBest& best = bests[j];
+    if (!std::isfinite(best.max) || !std::isfinite(best.sum_exp)) {
+      // Tokens before this one stand; the row fails when it comes to be the first of a step.
+      if (j == 0) result.outcome[i] = RowOutcome::kInvalidLogits;
+      break;
+    }
+    result.tokens[i * stride + j] = best.id;
+    result.num_tokens[i] = static_cast<int32_t>(j) + 1;
+    TokenOutput& out = result.outputs[i * stride + j];
+    out.token_id = best.id;
+    out.logprob = std::max(-sampling::Log(best.sum_exp), kLogprobFloor);
+    out.sum_smaller_probs = -1;
+    out.top_token_ids.clear();
+    out.top_logprobs.clear();
+    out.num_output_tokens = base + static_cast<int64_t>(j) - static_cast<int64_t>(request.prompt_ids.size()) + 1;
+    if (j == num_drafts) break;
+    const bool is_accepted = ready.drafts[j] == best.id;
+    if (ready.drafts[j] >= 0)
+      row_errors_[static_cast<size_t>(&ready - ready_begin_)] += static_cast<double>(std::abs((is_accepted ? 1.0f : 0.0f) - ready.confidences[j]));
+    if (!is_accepted) break;
+  }
+}
+
 void BatchSampler::SampleRow(const StepPlan& plan, const LogitsOfRow& ready, sampling::Sampler& sampler, StepResult& result) {
   const size_t i = static_cast<size_t>(ready.row), stride = static_cast<size_t>(result.stride);
   const StepRow& row = plan.rows[i];
@@ -273,7 +314,11 @@ void BatchSampler::Sample(const StepPlan& plan, std::span<const LogitsOfRow> row
       const auto* request = static_cast<const SampledRequest*>(plan.rows[static_cast<size_t>(ready.row)].user);
       PromptLogprobsOf(ready, *request, sampler, result.prompt_logprobs[static_cast<size_t>(at)]);
     }
-    if (ready.samples) SampleRow(plan, ready, sampler, result);
+    if (ready.samples && !ready.bests.empty()) {
+      SampleGreedyRow(plan, ready, result);
+    } else if (ready.samples) {
+      SampleRow(plan, ready, sampler, result);
+    }
   });
   for (const double error : row_errors_) result.confidence_error += error;
 }

@@ -46,6 +46,7 @@ class BatchSampler : public RowSampler {
 
   void Begin(int32_t slot) override;
   void Prepare(const StepPlan& plan) override;
+  GreedyRow GreedyOf(const StepPlan& plan, const StepRow& row) const override;
   int NumUsefulDrafts(const StepRow& row, int count) const override { return masks_.NumUsefulDrafts(row.state_slot, count); }
   void Sample(const StepPlan& plan, std::span<const LogitsOfRow> rows, StepResult& result) override;
   void SampleDrafts(const StepPlan& plan, std::span<const DraftOfRow> rows, float* logits, int64_t stride,
@@ -64,6 +65,8 @@ class BatchSampler : public RowSampler {
   sampling::RowContext ContextOf(const StepRow& row, const SampledRequest& request, int64_t position, sampling::TokenCounts* counts,
                                  std::span<const int32_t> drafts_before) const;
   bool IsExact(const SampledRequest& request) const { return options_.is_exact || request.params.seq_seed.has_value(); }
+  // Of rows with bests.
+  void SampleGreedyRow(const StepPlan& plan, const LogitsOfRow& ready, StepResult& result);
   void SampleRow(const StepPlan& plan, const LogitsOfRow& ready, sampling::Sampler& sampler, StepResult& result);
   // The row's sequence has no token that everything it asks for allows: ends it.
   void FailConstraint(size_t row, int32_t slot, std::string message, StepResult& result);

@@ -106,6 +106,7 @@ Status StepExecutor::RunRows(const StepPlan& plan, StepResult& result) {
       const bool samples = end == lengths_[i] && (plan.kind == StepKind::kDecode || row.is_last_chunk);
       const bool needs_all = plan.kind == StepKind::kDecode ? lengths_[i] > 1 : row.needs_all_rows;
       chunk.logits = needs_all ? LogitRows::kAll : samples ? LogitRows::kLast : LogitRows::kNone;
+      if (samples && !row.needs_all_rows) chunk.greedy = sampler_.GreedyOf(plan, row);
       chunk_rows_.push_back(static_cast<int32_t>(i));
     }
     const int64_t forward_begin_ns = clock_.NowNs();
@@ -137,6 +138,7 @@ Status StepExecutor::RunRows(const StepPlan& plan, StepResult& result) {
       }
       ready.samples = done_[i] == lengths_[i] && (plan.kind == StepKind::kDecode || row.is_last_chunk);
       ready.logits = logits.subspan(offset, count * width);
+      if (chunk.greedy.is_greedy && !model_.bests().empty()) ready.bests = model_.bests().subspan(offset / width, count);
       offset += count * width;
     }
     if (!ready_.empty()) sampler_.Sample(plan, ready_, result);
@@ -269,6 +271,13 @@ Status StepExecutor::RunDrafts(const StepPlan& plan, StepResult& result) {
         executor_.DraftsOf(executor_.slot_drafts_[i].slot)[static_cast<size_t>(position)] = tokens[i];
     }
 
+    bool takes_best() const override {
+      return std::ranges::all_of(executor_.draft_rows_, [this](const DraftOfRow& draft) {
+        const GreedyRow greedy = executor_.sampler_.GreedyOf(plan_, plan_.rows[static_cast<size_t>(draft.row)]);
+        return greedy.is_greedy && greedy.mask == nullptr;
+      });
+    }
+
    private:
     StepExecutor& executor_;
     const StepPlan& plan_;
@@ -280,6 +289,8 @@ Status StepExecutor::RunDrafts(const StepPlan& plan, StepResult& result) {
   DI_RETURN_IF_ERROR(model_.Draft(slot_drafts_, plan.num_drafts, chooser, draft_tokens_, draft_confidences_));
   result.draft_ns = clock_.NowNs() - begin_ns;
   for (size_t d = 0; d < draft_rows_.size(); ++d) {
+    // The chooser need not have been asked.
+    std::copy_n(draft_tokens_.begin() + static_cast<std::ptrdiff_t>(d * n), n, DraftsOf(slot_drafts_[d].slot).begin());
     const size_t i = static_cast<size_t>(draft_rows_[d].row), stride = static_cast<size_t>(result.stride);
     bool is_stopped = false;
     for (int32_t t = 0; t < result.num_tokens[i]; ++t)

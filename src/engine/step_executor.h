@@ -26,6 +26,8 @@ struct LogitsOfRow {
   int64_t first_position = 0;     // position of the token that the first logit row belongs to
   // [n, V]: one row and one for each draft, or all rows of a prompt's chunk for its log probabilities.
   std::span<const float> logits;
+  // The same of greedy rows (RowSampler::GreedyOf), of which the logits are not there then; else empty.
+  std::span<const device::RowBest> bests;
   bool samples = true;            // false: a chunk in the middle of a prompt, for its log probabilities only
   // Decode: the drafts that the logit rows before the last one verify. -1: none there, rejected in any case.
   std::span<const int32_t> drafts;
@@ -50,6 +52,11 @@ class RowSampler {
   // Draws one draft for every row; logits as in model::DraftChooser: a row is vocab_size values, rows lie `stride` apart.
   virtual void SampleDrafts(const StepPlan& plan, std::span<const DraftOfRow> rows, float* logits, int64_t stride,
                             std::span<int32_t> tokens) = 0;
+  // Whether the row's tokens follow from the best logits alone, drafts that it verifies included.
+  virtual GreedyRow GreedyOf(const StepPlan& plan, const StepRow& row) const {
+    (void)plan, (void)row;
+    return {};
+  }
   // Before the forward pass of a plan: what can be done beside it begins.
   virtual void Prepare(const StepPlan& plan) { (void)plan; }
   // How many of the row's next drafts can be accepted at all, as far as that is known now; at most `count`.

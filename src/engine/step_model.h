@@ -7,19 +7,29 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "core/status.h"
 #include "core/threads.h"
+#include "device/types.h"
 #include "engine/step_runner.h"
 #include "model/model.h"
 
 namespace deepinfer::engine {
+
+// A row whose token is the best one that its mask leaves: see model::SequenceChunk::best_only.
+struct GreedyRow {
+  bool is_greedy = false;
+  float inverse_temperature = 1;
+  const std::vector<uint32_t>* mask = nullptr;
+};
 
 struct SlotChunk {
   int32_t slot = 0;
   std::span<const int32_t> ids;  // appended at the slot's current length
   LogitRows logits = LogitRows::kLast;
   int64_t write_floor = 0;       // compressed keys of smaller positions exist and are not written
+  GreedyRow greedy;
 };
 
 struct SlotDraft {
@@ -51,6 +61,8 @@ class StepModel {
 
   // Logit rows of all chunks in order, [rows, vocab_size] float32, valid until the next call. On an error nothing ran.
   virtual Result<std::span<const float>> Forward(std::span<const SlotChunk> chunks) = 0;
+  // See model::Model::bests.
+  virtual std::span<const device::RowBest> bests() const { return {}; }
 
   // Drafts that a pass can make at most; 0 = no draft head.
   virtual int max_drafts() const { return 0; }

@@ -202,7 +202,7 @@ Status Model::Impl::RunDraftBlock(std::span<const DraftChunk> chunks, int num_dr
     device->Prepare(arithmetic, embed, n, rank, InputKind::kPlain, *low);
     device->MatMulFloat(*weights.markov_head, *low, bias, v);
     for (int64_t s = 0; s < n; ++s) device->AddFloats(bias + s * v, v, logits_out + s * stride + j * v);
-    if (chooser == nullptr) {
+    if (chooser == nullptr || (chooser->takes_best() && !device->has_host_memory())) {
       device->ArgMax(logits_out + j * v, n, v, stride, tokens + (j + 1) * n, 1);
       continue;
     }

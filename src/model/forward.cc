@@ -689,8 +689,62 @@ Status Model::Impl::RunStepOps(std::span<const Piece> pieces, Tracer& tracer) {
   return Status::Ok();
 }
 
+// Runs of rows that are wanted whole, and what there is to know of the others.
+Status Model::Impl::DownloadLogits(std::span<const SequenceChunk> chunks, int64_t num_logits) {
+  const int64_t v = config.vocab_size;
+  const auto rows_of = [](const SequenceChunk& chunk) -> int64_t {
+    return chunk.no_logits ? 0 : chunk.all_logits ? static_cast<int64_t>(chunk.ids.size()) : 1;
+  };
+  float inverse_temperature = 0;
+  best_masks.clear();
+  for (const SequenceChunk& chunk : chunks) {
+    const uint32_t* mask = nullptr;
+    if (chunk.best_only && !chunk.no_logits) {
+      inverse_temperature = chunk.best_inverse_temperature;
+      if (chunk.best_mask != nullptr) {
+        device::Buffer& copy = device_masks[chunk.best_mask];
+        if (copy.data() == nullptr) {
+          DI_ASSIGN_OR_RETURN(copy, device->Allocate((v + 31) / 32 * 4));
+          device->Upload(copy.data(), chunk.best_mask->data(), (v + 31) / 32 * 4);
+        }
+        mask = copy.as<uint32_t>();
+      }
+    }
+    best_masks.insert(best_masks.end(), static_cast<size_t>(rows_of(chunk)), mask);
+  }
+  const bool has_best = inverse_temperature != 0 && device->finds_best();
+  int64_t row = 0, begin = 0;
+  const auto download = [&](int64_t end) {
+    if (end > begin)
+      device->Download(host_logits.data() + begin * v, logits.as<float>() + begin * v, (end - begin) * v * static_cast<int64_t>(sizeof(float)));
+  };
+  for (const SequenceChunk& chunk : chunks) {
+    const int64_t rows = rows_of(chunk);
+    if (has_best && chunk.best_only) {
+      download(row);
+      begin = row + rows;
+    }
+    row += rows;
+  }
+  download(row);
+  if (!has_best) return Status::Ok();
+  bests.resize(static_cast<size_t>(num_logits));
+  const bool is_masked = std::any_of(best_masks.begin(), best_masks.end(), [](const uint32_t* mask) { return mask != nullptr; });
+  device->FindBest({.x = logits.as<float>(),
+                    .rows = num_logits,
+                    .width = v,
+                    .stride = v,
+                    .inverse_temperature = inverse_temperature,
+                    .host_masks = is_masked ? std::span<const uint32_t* const>(best_masks) : std::span<const uint32_t* const>()},
+                   bests.data());
+  return device->TakeError();
+}
+
+std::span<const device::RowBest> Model::bests() const { return impl_->bests; }
+
 Result<std::span<const float>> Model::Forward(std::span<const SequenceChunk> chunks, TraceSink* trace) {
   Impl& impl = *impl_;
+  impl.bests.clear();
   // Everything that can fail is checked before any cache changes.
   int64_t num_logits = 0;
   for (size_t i = 0; i < chunks.size(); ++i) {
@@ -782,7 +836,7 @@ Result<std::span<const float>> Model::Forward(std::span<const SequenceChunk> chu
   const size_t values = static_cast<size_t>(num_logits * impl.config.vocab_size);
   if (impl.device->has_host_memory()) return std::span<const float>(impl.logits.as<float>(), values);
   impl.host_logits.resize(values);
-  impl.device->Download(impl.host_logits.data(), impl.logits.data(), static_cast<int64_t>(values * sizeof(float)));
+  DI_RETURN_IF_ERROR(impl.DownloadLogits(chunks, num_logits));
   return std::span<const float>(impl.host_logits);
 }
 

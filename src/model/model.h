@@ -15,6 +15,7 @@
 #include "core/async_reader.h"
 #include "core/status.h"
 #include "core/threads.h"
+#include "device/types.h"
 #include "model/checkpoint.h"
 #include "model/config.h"
 #include "model/numerics.h"
@@ -68,6 +69,12 @@ struct SequenceChunk {
   std::span<const int32_t> ids;
   bool all_logits = false;  // logits of every row, else of the last row only
   bool no_logits = false;   // none (a chunk in the middle of a prompt)
+  // Of the logits just what a greedy choice needs (Model::bests), where the device finds it; they are not downloaded then. The
+  // inverse temperature is the same in all chunks of a call. best_mask (host, a bit a token, clear = left out; null = none) is one
+  // of few that live as long as the model.
+  bool best_only = false;
+  float best_inverse_temperature = 1;
+  const std::vector<uint32_t>* best_mask = nullptr;
   // Decoder replay: length of the whole known token sequence, of which `ids` is a part. 0 = it ends with these ids. Read at
   // the first chunk of a sequence only.
   int64_t known_length = 0;
@@ -91,6 +98,8 @@ class DraftChooser {
   // `logits` [tokens.size(), vocab_size] as rows `stride` floats apart: draft `position` (0-based) of every chunk, the bias
   // of the tokens before it included. May change the rows. tokens[i] := the draft of chunk i.
   virtual void Choose(int position, float* logits, int64_t stride, std::span<int32_t> tokens) = 0;
+  // Choose would take the best token of every row: the pass may do so by itself.
+  virtual bool takes_best() const { return false; }
 };
 
 struct DraftResult {
@@ -125,6 +134,9 @@ class Model {
   // Runs the chunks of several sequences in one step. logits: rows of all chunks in order, [rows, V] float32; the span is
   // valid until the next call. Errors: kResourceExhausted (cache full, context exceeded).
   Result<std::span<const float>> Forward(std::span<const SequenceChunk> chunks, TraceSink* trace = nullptr);
+  // Of the newest call: by logit row, when a chunk was best_only and the device finds it; empty otherwise, all logits are there
+  // then. Logits of best_only rows are not.
+  std::span<const device::RowBest> bests() const;
 
   // Drafts greedily after `next_token` (at position = sequence length), from the taps of the tokens processed so far.
   // `taps` (optional, [length, targets * H]) replaces the sequence's own context: used to compare with golden data.

@@ -3,6 +3,7 @@
 // Private to model.cc, forward.cc and draft.cc: what a Model holds, and the buffers of a step.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -88,6 +89,9 @@ struct Model::Impl {
   device::Buffer logits;
   int64_t logits_capacity = 0;
   std::vector<float> host_logits;
+  std::vector<device::RowBest> bests;
+  std::vector<const uint32_t*> best_masks;                                 // by logit row, on the device
+  std::map<const std::vector<uint32_t>*, device::Buffer> device_masks;
 
   // Host staging of the step's metadata, reused.
   std::vector<int32_t> host_ids, host_positions, host_row_sequence, host_image_row, host_engram, host_group_positions,
@@ -129,6 +133,7 @@ struct Model::Impl {
   // The rows whose logits are wanted, into host_head_rows. Returns the first logits row, -1 for none.
   int64_t ListHeadRows(std::span<const Piece> pieces);
   void EngramRows(std::span<const Piece> pieces);
+  Status DownloadLogits(std::span<const SequenceChunk> chunks, int64_t num_logits);
   Status RunStep(std::span<const Piece> pieces, TraceSink* sink);
   // The ops of a step from the embedding to the logits.
   Status RunStepOps(std::span<const Piece> pieces, Tracer& tracer);

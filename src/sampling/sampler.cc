@@ -213,11 +213,13 @@ void Sampler::ProcessRow(const SamplingParams& params, const RowSum& sum, float 
 
 namespace {
 
+}  // namespace
+
 float InverseTemperature(const SamplingParams& params) {
   return 1.0f / static_cast<float>(std::max(params.temperature, kSamplingEps));
 }
 
-}  // namespace
+float Log(float x) { return GetRowOps().log(x); }
 
 Result<std::span<const float>> Sampler::Process(std::span<const float> logits,
                                                 const SamplingParams& params,

@@ -56,6 +56,11 @@ struct SampledToken {
   std::vector<float> top_logprobs;
 };
 
+// What the temperature step multiplies by; greedy rows take the smallest temperature.
+float InverseTemperature(const SamplingParams& params);
+// The sampler's own logarithm.
+float Log(float x);
+
 class Sampler {
  public:
   explicit Sampler(int vocab_size);

@@ -51,7 +51,7 @@ CudaDevice::~CudaDevice() {
   if (stream_ != nullptr) Sync();
   DropGraphs();
   for (Scratch* scratch : {&mix_partial_, &copy_rows_, &scores_, &block_scores_, &act_, &quantized_, &plan_, &expert_sums_, &shared_act_,
-                           &shared_sums_, &query_, &new_keys_, &splits_})
+                           &shared_sums_, &query_, &new_keys_, &splits_, &bests_, &best_masks_})
     scratch->buffer = device::Buffer();
   dense_workspaces_.clear();
   shadows_.clear();

@@ -104,6 +104,8 @@ class CudaDevice final : public device::Device {
   void Experts(const Arithmetic& a, const device::ExpertArgs& args, int64_t rows) override;
   void AddFloats(const float* x, int64_t n, float* sum) override;
   void ArgMax(const float* x, int64_t rows, int64_t width, int64_t stride, int32_t* ids, int64_t ids_stride) override;
+  bool finds_best() const override { return true; }
+  void FindBest(const device::RowBestArgs& args, device::RowBest* host_out) override;
 
  private:
   // Memory of the ops themselves; grows between steps.
@@ -234,7 +236,7 @@ class CudaDevice final : public device::Device {
   } expand_;
 
   Scratch mix_partial_, copy_rows_, scores_, block_scores_, act_, quantized_;
-  Scratch plan_, expert_sums_, shared_act_, shared_sums_, query_, new_keys_, splits_;
+  Scratch plan_, expert_sums_, shared_act_, shared_sums_, query_, new_keys_, splits_, bests_, best_masks_;
   std::map<int, device::Buffer> dense_workspaces_;  // by the rows of a matrix
   std::vector<Shadow> shadows_;
 

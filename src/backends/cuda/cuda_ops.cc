@@ -258,6 +258,24 @@ void CudaDevice::ArgMax(const float* x, int64_t rows, int64_t width, int64_t str
   Check("ArgMax");
 }
 
+void CudaDevice::FindBest(const device::RowBestArgs& args, device::RowBest* host_out) {
+  if (args.rows <= 0) return;
+  Begin();
+  auto* found = static_cast<device::RowBest*>(Grow(bests_, args.rows * static_cast<int64_t>(sizeof(device::RowBest))));
+  if (found == nullptr) return;
+  const uint32_t* mask = args.host_masks.empty() ? nullptr : args.host_masks[0];
+  const uint32_t* const* masks = nullptr;
+  if (std::any_of(args.host_masks.begin(), args.host_masks.end(), [mask](const uint32_t* other) { return other != mask; })) {
+    masks = static_cast<const uint32_t* const*>(Grow(best_masks_, args.rows * static_cast<int64_t>(sizeof(mask))));
+    if (masks == nullptr) return;
+    Upload(best_masks_.buffer.data(), args.host_masks.data(), args.rows * static_cast<int64_t>(sizeof(mask)));
+    Begin();
+  }
+  LaunchFindBest(stream_, args, mask, masks, found);
+  Check("FindBest");
+  Download(host_out, found, args.rows * static_cast<int64_t>(sizeof(device::RowBest)));
+}
+
 // ---- rotation, keys, caches ---------------------------------------------------------------------------------------------
 
 void CudaDevice::RopeTable(const int32_t* positions, int64_t count, const float* inv_freq, int rope_dim, float* table) {

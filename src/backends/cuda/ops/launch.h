@@ -126,6 +126,10 @@ void LaunchScale(cudaStream_t stream, bool round, F x, int64_t rows, int64_t wid
 void LaunchAddFloats(cudaStream_t stream, const float* x, int64_t n, float* sum);
 void LaunchArgMax(cudaStream_t stream, const float* x, int64_t rows, int64_t width, int64_t stride, int32_t* ids, int64_t ids_stride);
 
+// ---- best.cu ------------------------------------------------------------------------------------------------------------
+// masks null: every row has `mask`, which may be null.
+void LaunchFindBest(cudaStream_t stream, const device::RowBestArgs& args, const uint32_t* mask, const uint32_t* const* masks, device::RowBest* out);
+
 // ---- keys.cu ------------------------------------------------------------------------------------------------------------
 struct RopeTableList {
   struct {
