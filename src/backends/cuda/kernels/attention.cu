@@ -1,406 +1,363 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A block: two warpgroups multiply, two more, one for even and one for odd splits, fetch keys and decode them into bf16 tiles
-// of 64 keys x 512 channels (eight panels of 128 bytes a row, swizzled). Scores: each multiplying warpgroup takes half of the
-// channels for all keys; they exchange their halves, so both hold all weights as operands of the value product, of which each
-// does its channels. Keys in tiles are scaled by 2^-63: FP4 codes are subnormal bf16 numbers, and a factor of 2^126 together
-// with the scale would leave the range.
-#include "backends/cuda/kernels/attention.h"
-
+// A block: two warpgroups multiply, two more decode keys into bf16 tiles, four keys of each half a
+// warp. Keys come to them through rings of bulk copies, where their formats are not too mixed for
+// that. Nobody may spill registers: with so much shared memory in use there is no L1 cache.
+//
+// Scores: each multiplying warpgroup takes one half of the split's keys; they exchange maxima, then
+// weights as operands of the value product, of which each does its channels.
+//
+// Many rows: two blocks (a cluster) a row, one for its even and one for its odd splits. Each keeps
+// half of its channels at the end, sends the other half into the tile that the other block used
+// last, and stores what it kept. Few rows: a block makes one split for a part of the channels,
+// decoded by sixteen warps; AttentionMergeKernel does the rest.
 #include <algorithm>
 
+#include "backends/cuda/kernels/attention.h"
+#include "backends/cuda/kernels/attention_keys.cuh"
+#include "backends/cuda/kernels/attention_merge.cuh"
 #include "backends/cuda/kernels/launch.h"
-#include "backends/cuda/kernels/numbers.cuh"
 #include "backends/cuda/kernels/wgmma.cuh"
 
 namespace deepinfer::cuda {
 namespace {
 
-constexpr int kHeads = kAttentionHeads, kDim = kAttentionDim, kKeys = kAttentionSplit;
-constexpr int kPanels = kDim / 64;
-constexpr int kPanelBytes = kKeys * 128;
-constexpr int kTileBytes = kPanels * kPanelBytes;
+constexpr int kConsumerThreads = 256;
+constexpr int kDecoders = 8;  // warps
+constexpr int kRawSlots = 2;  // of a decoding warp
 constexpr int kQueryBytes = kHeads * kDim * 2;
-constexpr int kExchangeBytes = 2 * kHeads * kKeys * 4;
-constexpr int kSmemBytes = kQueryBytes + 2 * kTileBytes + kExchangeBytes + 64;
+constexpr int kQueryPanelBytes = kHeads * 128;
+
+// What the multiplying warpgroups tell each other, and the other block.
+struct Exchange {
+  uint4 weights[2][2][128];  // [warpgroup][step of 16 keys][thread]
+  float maxima[2][kHeads];
+  float sums[2][kHeads];
+  float sinks[kHeads];
+  float rope[2][64];     // of this and of the next row
+  float2 other[kHeads];  // maximum and sum of the other block
+};
+struct Barriers {
+  uint64_t full[4];   // halves of the two tiles
+  uint64_t empty[2];  // tiles
+  uint64_t raw[kDecoders][kRawSlots];
+  uint64_t other_ready;  // the other block's tile may be written
+  uint64_t other_sent;
+};
+constexpr int kTilesOffset = kQueryBytes;
+constexpr int kRawOffset = kTilesOffset + 2 * kTileBytes;
+constexpr int kExchangeOffset = kRawOffset + kDecoders * kRawSlots * kRawBytes;
+constexpr int kBarriersOffset = kExchangeOffset + static_cast<int>(sizeof(Exchange));
+constexpr int kSmemBytes = kBarriersOffset + static_cast<int>(sizeof(Barriers));
 static_assert(kSmemBytes + 1024 <= 227 * 1024);
-constexpr int kThreads = 512;
-constexpr int kSplitColumns = 128;  // channels of a block in the split form
-constexpr int kColumnParts = kDim / kSplitColumns;
-constexpr int kMaxSplitBlocks = 160;  // more rows than fit in so many blocks use the other form
-constexpr float kLowest = -1e30f;
-constexpr float kLog2e = 1.44269504f;
-constexpr float kKeyFactor = 0x1p63f;
 
-enum class Source : int { kNone, kFp8, kFp4, kBf16 };
-
-// The keys of a row.
-struct RowKeys {
-  const device::SequenceRows* sequence;
-  int first_position;  // of the window
-  int num_window;
-  int num_keys;
+// Threads of a block and registers of a thread.
+template <int kParts>
+struct Threads {
+  static constexpr int kDecode = kParts == 0 ? kDecoders * 32 : 512;
+  static constexpr int kCount = kConsumerThreads + kDecode;
+  static constexpr int kStartRegisters = kParts == 0 ? 128 : 80;
+  static constexpr int kMultiplyRegisters = kParts == 0 ? 184 : 128;
+  static constexpr int kDecodeRegisters = kParts == 0 ? 72 : 56;
+  static_assert(kConsumerThreads * kMultiplyRegisters + kDecode * kDecodeRegisters <=
+                kCount * kStartRegisters);
 };
 
-__device__ __forceinline__ RowKeys KeysOf(const SparseAttentionArgs& a, int row) {
-  RowKeys k;
-  k.sequence = a.sequences + a.row_sequence[row];
-  const device::SequenceRows& s = *k.sequence;
-  const int p = a.positions[row];
-  k.first_position = max(max(0, s.window_floor), a.is_draft_block ? s.start - a.ring.window : p - a.ring.window + 1);
-  const int last = a.is_draft_block ? s.start + s.num_rows - 1 : p;
-  k.num_window = max(0, last - k.first_position + 1);
-  k.num_keys = k.num_window + (a.has_compressed ? a.num_selected[row] : 0);
-  return k;
-}
+// The work of a block. kParts: 0 = the even or the odd splits of every row; else one split and one
+// of kParts parts of the channels.
+template <int kParts>
+struct Work {
+  int first_row, row_step, rank, only_split, part;
 
-// The selected group of key i of a row, where it is one.
-__device__ __forceinline__ int SelectedOf(const SparseAttentionArgs& a, const RowKeys& k, int row, int i, int lane) {
-  return lane < 16 && i >= k.num_window && i < k.num_keys ? a.selected[int64_t{row} * a.selected_stride + i - k.num_window] : 0;
-}
-
-// Byte offset of 16-byte chunk `chunk` (0..63) of key `row` in a tile.
-__device__ __forceinline__ int TileOffset(int row, int chunk) {
-  return (chunk >> 3) * kPanelBytes + row * 128 + (((chunk & 7) ^ (row & 7)) << 4);
-}
-
-// Eight e2m1 codes, low nibble first, times a scale that is 2^63 above its value.
-__device__ __forceinline__ uint4 DecodeNibbles(uint32_t w, uint32_t scale) {
-  const uint32_t even = w & 0x0F0F0F0Fu, odd = (w >> 4) & 0x0F0F0F0Fu;
-  uint32_t r[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    // Code 2i in byte 1, code 2i + 1 in byte 3 (the other bytes are masked away).
-    const uint32_t x = __byte_perm(even, odd, static_cast<uint32_t>((4 + i) << 12 | i << 4));
-    r[i] = MulBf16x2(((x << 4) & 0x80008000u) | ((x >> 2) & 0x01C001C0u), scale);
-  }
-  return make_uint4(r[0], r[1], r[2], r[3]);
-}
-
-// Eight e4m3 codes times a scale that is 2^57 above its value.
-__device__ __forceinline__ uint4 DecodeBytes(uint32_t low, uint32_t high, uint32_t scale) {
-  uint32_t r[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const uint32_t x = __byte_perm(i < 2 ? low : high, 0, (i & 1) ? 0x3424u : 0x1404u);
-    r[i] = MulBf16x2((x & 0x80008000u) | ((x >> 4) & 0x07F007F0u), scale);
-  }
-  return make_uint4(r[0], r[1], r[2], r[3]);
-}
-
-// An e4m3 byte as a pair of bf16 values 2^63 above: its bits mean 2^-120 of the value.
-__device__ __forceinline__ uint32_t Fp4Scale(uint32_t byte) {
-  return MulBf16x2(MulBf16x2(byte * 0x00100010u, 0x7B807B80u), 0x5F005F00u);
-}
-
-// 16 keys of a warp, one a lane.
-struct WarpKeys {
-  uint64_t address = 0;
-  int source = 0;
-};
-
-// Where key i of a row lies; `group` as SelectedOf says.
-__device__ __forceinline__ WarpKeys Resolve(const SparseAttentionArgs& a, const RowKeys& k, int group, int i, int lane) {
-  WarpKeys key;
-  if (lane >= 16 || i >= k.num_keys) return key;
-  const device::SequenceRows& s = *k.sequence;
-  if (i >= k.num_window) {
-    const device::KeyCache& c = a.compressed;
-    const bool is_fp4 = c.main_format == device::KeyFormat::kFp4E4m3;
-    key.source = static_cast<int>(is_fp4 ? Source::kFp4 : Source::kFp8);
-    const int block = group / c.entries_per_block;
-    key.address = reinterpret_cast<uint64_t>(c.pool) + s.block_table[block] * c.block_stride + c.main_offset +
-                  int64_t{group - block * c.entries_per_block} * (is_fp4 ? kDim / 2 + kDim / 16 : kDim + kDim / 32);
-    return key;
-  }
-  const int p = k.first_position + i;
-  if (p >= s.start) {
-    key.source = static_cast<int>(Source::kBf16);
-    key.address = reinterpret_cast<uint64_t>(a.new_keys + int64_t{s.row_begin + p - s.start} * a.ldk);
-  } else {
-    key.source = static_cast<int>(Source::kFp8);
-    key.address = reinterpret_cast<uint64_t>(s.state) + a.ring.offset + int64_t{p % a.ring.rows} * (kDim + kDim / 32);
-  }
-  return key;
-}
-
-constexpr int kRowsAtOnce = 8;
-
-// One warp decodes its 16 keys of a split; a lane has 16 channels of each.
-__device__ __forceinline__ void LoadFp4Keys(uint64_t addresses, int first_row, int lane, uint8_t* tile) {
-  const bool swapped = lane / 4 & 1;  // lanes of odd panels store their chunks the other way round: no bank conflicts
-  tile += (lane >> 2) * kPanelBytes + first_row * 128;
-  const uint32_t chunk = (((lane * 2) & 7) ^ swapped) << 4;  // in row 0 of eight
-#pragma unroll 1
-  for (int first = 0; first < 16; first += kRowsAtOnce) {
-    uint2 codes[kRowsAtOnce];
-    uint32_t scales[kRowsAtOnce];
-#pragma unroll
-    for (int j = 0; j < kRowsAtOnce; ++j) {
-      const uint64_t from = __shfl_sync(0xffffffffu, addresses, first + j);
-      codes[j] = LoadU64(from + lane * 8);
-      scales[j] = LoadU8(from + kDim / 2 + lane);
-    }
-#pragma unroll
-    for (int j = 0; j < kRowsAtOnce; ++j) {
-      const uint32_t s = Fp4Scale(scales[j]);
-      uint8_t* const row = tile + first * 128 + j * 128;
-      *reinterpret_cast<uint4*>(row + (chunk ^ (j << 4))) = DecodeNibbles(swapped ? codes[j].y : codes[j].x, s);
-      *reinterpret_cast<uint4*>(row + (chunk ^ (j << 4) ^ 16)) = DecodeNibbles(swapped ? codes[j].x : codes[j].y, s);
-    }
-  }
-}
-
-// The same for keys of any source.
-__device__ __forceinline__ void LoadMixedKeys(const WarpKeys& k, int first_row, int lane, uint8_t* tile) {
-  const bool swapped = lane / 4 & 1;
-  const auto store = [&](int r, uint4 low, uint4 high) {
-    *reinterpret_cast<uint4*>(tile + TileOffset(r, lane * 2 + swapped)) = swapped ? high : low;
-    *reinterpret_cast<uint4*>(tile + TileOffset(r, lane * 2 + !swapped)) = swapped ? low : high;
-  };
-#pragma unroll 1
-  for (int first = 0; first < 16; first += 4) {
-    uint4 codes[4];
-    uint32_t scale[4];
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const uint64_t from = __shfl_sync(0xffffffffu, k.address, first + j);
-      const int kind = __shfl_sync(0xffffffffu, k.source, first + j);
-      if (kind == static_cast<int>(Source::kFp8)) {
-        codes[j] = LoadU128(from + lane * 16);
-        scale[j] = LoadU8(from + kDim + lane / 2);
-      } else if (kind == static_cast<int>(Source::kFp4)) {
-        const uint2 c = LoadU64(from + lane * 8);
-        codes[j].x = c.x, codes[j].y = c.y;
-        scale[j] = LoadU8(from + kDim / 2 + lane);
-      }
-    }
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const int r = first_row + first + j;
-      const uint64_t from = __shfl_sync(0xffffffffu, k.address, first + j);
-      const int kind = __shfl_sync(0xffffffffu, k.source, first + j);
-      if (kind == static_cast<int>(Source::kFp8)) {
-        const uint32_t s = (scale[j] + 57u) * 0x00800080u;  // 2^120 for the codes, 2^-63 for the tile
-        store(r, DecodeBytes(codes[j].x, codes[j].y, s), DecodeBytes(codes[j].z, codes[j].w, s));
-      } else if (kind == static_cast<int>(Source::kFp4)) {
-        const uint32_t s = Fp4Scale(scale[j]);
-        store(r, DecodeNibbles(codes[j].x, s), DecodeNibbles(codes[j].y, s));
-      } else if (kind == static_cast<int>(Source::kBf16)) {
-        const uint4 low = LoadU128(from + lane * 32), high = LoadU128(from + lane * 32 + 16);
-        constexpr uint32_t kDown = 0x20002000u;  // 2^-63
-        store(r, make_uint4(MulBf16x2(low.x, kDown), MulBf16x2(low.y, kDown), MulBf16x2(low.z, kDown), MulBf16x2(low.w, kDown)),
-              make_uint4(MulBf16x2(high.x, kDown), MulBf16x2(high.y, kDown), MulBf16x2(high.z, kDown), MulBf16x2(high.w, kDown)));
-      } else {
-        store(r, make_uint4(0, 0, 0, 0), make_uint4(0, 0, 0, 0));
-      }
-    }
-  }
-}
-
-__device__ __forceinline__ float Exp2(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-// State of the merge of splits for one head.
-struct Merged {
-  float top, sum;
-};
-// Factors of the old and the new part.
-__device__ __forceinline__ void MergeFactors(Merged& m, float top, float sum, float& old_factor, float& new_factor) {
-  const float both = fmaxf(m.top, top);
-  old_factor = Exp2(m.top - both);
-  new_factor = Exp2(top - both);
-  m.sum = __fmaf_rn(sum, new_factor, __fmul_rn(m.sum, old_factor));
-  m.top = both;
-}
-__device__ __forceinline__ float MergeValue(float old_value, float old_factor, float value, float new_factor) {
-  return __fmaf_rn(value, new_factor, __fmul_rn(old_value, old_factor));
-}
-// Maxima are kept in units of log2.
-__device__ __forceinline__ float Denominator(const Merged& m, float sink) { return m.sum + Exp2(sink * kLog2e - m.top); }
-
-// Two neighbouring channels of one head, rounded, their rotation undone, stored.
-template <bool kIsPlain>
-__device__ __forceinline__ void StorePair(const SparseAttentionArgs& a, int row, int64_t at, int column, float x, float y) {
-  const bool rounds = kIsPlain || a.out_type != OutputType::kFloat;
-  if (rounds) x = RoundBf16(x), y = RoundBf16(y);
-  const auto store = [&](void* to) {
-    if (kIsPlain || a.out_type == OutputType::kBf16) {
-      *reinterpret_cast<uint32_t*>(static_cast<__nv_bfloat16*>(to) + at + column) = PackBf16(x, y);
+  __device__ __forceinline__ explicit Work(int rows) {
+    if constexpr (kParts == 0) {
+      first_row = blockIdx.x / 2, row_step = gridDim.x / 2, rank = blockIdx.x % 2, only_split = 0,
+      part = 0;
     } else {
-      *reinterpret_cast<float2*>(static_cast<float*>(to) + at + column) = make_float2(x, y);
+      first_row = blockIdx.y, row_step = rows, rank = 0, only_split = blockIdx.x / kParts,
+      part = blockIdx.x % kParts;
     }
-  };
-  if (!kIsPlain && a.unrotated != nullptr) store(a.unrotated);
-  if (column >= kDim - a.rope_dim) {
-    const int pair = (column - (kDim - a.rope_dim)) / 2;
-    const float c = a.rope[int64_t{row} * a.rope_dim + pair], s = a.rope[int64_t{row} * a.rope_dim + a.rope_dim / 2 + pair];
-    const float rx = x * c + y * s, ry = y * c - x * s;
-    x = rx, y = ry;
-    if (rounds) x = RoundBf16(x), y = RoundBf16(y);
   }
-  store(a.out);
-}
-
-// Partial results of the split form: values [row][split][64][512], then maximum and sum [row][split][64][2].
-struct Workspace {
-  float* values;
-  float* stats;
+  // Splits of a row that the block of this rank makes, and the number of the i-th.
+  __device__ __forceinline__ int Count(const RowKeys& k, int of_rank) const {
+    if constexpr (kParts > 0) return only_split < k.splits();
+    return (k.splits() + 1 - of_rank) / 2;
+  }
+  __device__ __forceinline__ int Split(int i) const {
+    return kParts > 0 ? only_split : 2 * i + rank;
+  }
 };
 
-constexpr int kConsumerRegisters = 184, kProducerRegisters = 72;
-static_assert(2 * kConsumerRegisters + 2 * kProducerRegisters <= 4 * 128);  // what a block of 512 threads is started with
+// Keys of a decoding warp in up to eight halves: lane 4m + j has key j of half m.
+struct Batch {
+  int num_halves = 0;
+  KeyPlace place;
+  // Masks by lane: a bit at the first lane of every half of FP4 records; of every piece, which is
+  // such a half or two FP8 keys.
+  uint32_t fp4_halves = 0, pieces = 0;
+  int head = -1;  // first lane of this lane's piece
 
-// kIsPlain: results in bf16, no trace.
-template <bool kIsSplit, bool kIsPlain>
-__global__ void __launch_bounds__(kThreads, 1) AttentionKernel(const __grid_constant__ SparseAttentionArgs a, Workspace ws, int max_splits) {
-  extern __shared__ uint8_t raw_smem[];
-  uint8_t* const smem = raw_smem + ((1024 - (SmemAddr(raw_smem) & 1023)) & 1023);
-  uint8_t* const tiles = smem + kQueryBytes;
-  float* const exchange = reinterpret_cast<float*>(tiles + 2 * kTileBytes);
-  uint64_t* const full = reinterpret_cast<uint64_t*>(tiles + 2 * kTileBytes + kExchangeBytes);
-  uint64_t* const empty = full + 2;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int group = threadIdx.x / 128;
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < 2; ++i) {
-      BarrierInit(full + i, 128);
-      BarrierInit(empty + i, 8);
-    }
-    BarrierInitFence();
+  __device__ __forceinline__ bool IsFp4(int m) const { return fp4_halves >> (4 * m) & 1; }
+  __device__ __forceinline__ bool IsPiece(int pair) const { return pieces >> (2 * pair) & 1; }
+
+  __device__ __forceinline__ void FormPieces(int lane) {
+    const uint32_t fp4 = __ballot_sync(0xffffffffu, place.source == Source::kFp4);
+    const uint32_t fp8 = __ballot_sync(0xffffffffu, place.source == Source::kFp8);
+    const bool is_half = (fp4 >> (lane & 28) & 15) == 15;
+    const bool is_pair = (fp8 >> (lane & 30) & 3) == 3;
+    fp4_halves = __ballot_sync(0xffffffffu, is_half);
+    if (is_half || is_pair) head = is_half ? lane & 28 : lane & 30;
+    pieces = __ballot_sync(0xffffffffu, head == lane);
   }
-  __syncthreads();
-  DependencyLaunch();
-  DependencyWait();
+};
+constexpr int kBatchHalves = 32 / kWarpKeys;
 
-  // Work: rows (all splits), or one split of one row.
-  const int first_row = kIsSplit ? blockIdx.y : blockIdx.x;
-  const int row_step = kIsSplit ? a.rows : gridDim.x;
-  const int only_split = kIsSplit ? blockIdx.x / kColumnParts : 0;
-  const int part = kIsSplit ? blockIdx.x % kColumnParts : 0;
+// The halves that a block works on, in order.
+template <int kParts>
+struct Halves {
+  const SparseAttentionArgs& a;
+  const Work<kParts>& work;
+  RowKeys keys;
+  int row, half;
 
-  if (group >= 2) {
-    LowerRegisters<kProducerRegisters>();
-    const int mine = group - 2;  // this warpgroup's tile; it takes every other split of the block
-    const int own = (warp % 4) * 16;
-    uint8_t* const tile = tiles + mine * kTileBytes;
-    uint32_t count = 0;  // splits of both warpgroups
-    for (int row = first_row; row < a.rows; row += row_step) {
-      const RowKeys keys = KeysOf(a, row);
-      const int splits = (keys.num_keys + kKeys - 1) / kKeys;
-      const int last_split = kIsSplit ? min(splits, only_split + 1) : splits;
-      int split = only_split;
-      if ((count & 1) != mine) ++split;
-      // Addresses are looked up two steps ahead: first the selected group, then its block and a hint to the L2 cache.
-      WarpKeys now, ahead;
-      int group_ahead = 0;
-      if (split < last_split) now = Resolve(a, keys, SelectedOf(a, keys, row, split * kKeys + own + lane, lane), split * kKeys + own + lane, lane);
-      if (split + 2 < last_split) {
-        const int i = (split + 2) * kKeys + own + lane;
-        ahead = Resolve(a, keys, SelectedOf(a, keys, row, i, lane), i, lane);
-      }
-      for (; split < last_split; split += 2) {
-        const uint32_t turn = (count + split - only_split) / 2;
-        if (split + 4 < last_split) group_ahead = SelectedOf(a, keys, row, (split + 4) * kKeys + own + lane, lane);
-        if (lane < 16 && split + 2 < last_split && ahead.source == static_cast<int>(Source::kFp4)) {
-          PrefetchL2(ahead.address);
-          PrefetchL2(ahead.address + 128);
-          PrefetchL2(ahead.address + 256);
-        }
-        const bool is_fp4 = __ballot_sync(0xffffffffu, now.source == static_cast<int>(Source::kFp4)) == 0xffffu;
-        if (turn > 0) BarrierWait(empty + mine, (turn & 1) ^ 1);
-        if (is_fp4) {
-          LoadFp4Keys(now.address, own, lane, tile);
-        } else {
-          LoadMixedKeys(now, own, lane, tile);
-        }
-        AsyncProxyFence();
-        BarrierArrive(full + mine);
-        now = ahead;
-        if (split + 4 < last_split) ahead = Resolve(a, keys, group_ahead, (split + 4) * kKeys + own + lane, lane);
-      }
-      count += max(0, last_split - only_split);
+  __device__ __forceinline__ Batch Next(int warp, int lane) {
+    Batch b;
+    if (row >= a.rows) return b;
+    int end = 2 * work.Count(keys, work.rank);
+    while (half >= end) {
+      row += work.row_step;
+      if (row >= a.rows) return b;
+      keys = KeysOf(a, row);
+      half = 0;
+      end = 2 * work.Count(keys, work.rank);
     }
-    return;
+    b.num_halves = min(kBatchHalves, end - half);
+    const int m = lane / kWarpKeys;
+    if (m < b.num_halves) {
+      const int i = work.Split((half + m) / 2) * kKeys + (half + m) % 2 * kHalfKeys +
+                    warp * kWarpKeys + lane % kWarpKeys;
+      b.place = Resolve(a, keys, SelectedOf(a, keys, row, i), i);
+    }
+    b.FormPieces(lane);
+    half += kBatchHalves;
+    return b;
   }
+};
 
-  RaiseRegisters<kConsumerRegisters>();
-  constexpr int kChunks = kIsSplit ? 1 : kDim / 128;  // of 64 channels, for each warpgroup
+// A decoding warp: its four keys of every half.
+template <int kParts>
+__device__ __forceinline__ void Decode(const SparseAttentionArgs& a,
+                                       const Work<kParts>& work,
+                                       const RowKeys& keys,
+                                       uint8_t* smem) {
+  auto* const bars = reinterpret_cast<Barriers*>(smem + kBarriersOffset);
+  const int warp = (threadIdx.x - kConsumerThreads) / 32, lane = threadIdx.x % 32;
+  uint8_t* const raw = smem + kRawOffset + warp * kRawSlots * kRawBytes;
+  uint32_t count = 0;                 // halves so far
+  uint32_t fetched = 0, decoded = 0;  // pieces
+  Halves<kParts> halves{a, work, keys, work.first_row, 0};
+  Batch now = halves.Next(warp, lane);
+  uint32_t wanted = now.pieces;  // of this batch, then of the next one; not asked for yet
+  const auto fetch = [&](uint64_t address, int piece, uint32_t fp4_halves) {
+    const int head = __ffs(static_cast<int>(wanted)) - 1;
+    wanted &= wanted - 1;
+    const int slot = fetched++ % kRawSlots;
+    uint64_t* const bar = &bars->raw[warp][slot];
+    const bool is_fp4 = fp4_halves >> head & 1;
+    const int bytes = is_fp4 ? kFp4Bytes : kFp8Bytes;
+    if (lane == head) BarrierExpect(bar, is_fp4 ? kWarpKeys * kFp4Bytes : 2 * kFp8Bytes);
+    __syncwarp();
+    if (piece == head)
+      BulkLoad(raw + slot * kRawBytes + (lane - head) * bytes,
+               reinterpret_cast<const void*>(address),
+               bytes,
+               bar);
+  };
+  for (int i = 0; i < kRawSlots && wanted != 0; ++i)
+    fetch(now.place.address, now.head, now.fp4_halves);
+  while (now.num_halves > 0) {
+    // Looked up while the copies of the first halves are on their way.
+    const Batch next = halves.Next(warp, lane);
+    next.place.Prefetch();
+    bool in_next = wanted == 0;  // pieces of the next batch are asked for
+    if (in_next) wanted = next.pieces;
+    // A slot is free.
+    const auto fetch_more = [&] {
+      ++decoded;
+      if (wanted == 0) return;
+      fetch(in_next ? next.place.address : now.place.address,
+            in_next ? next.head : now.head,
+            in_next ? next.fp4_halves : now.fp4_halves);
+      if (wanted == 0 && !in_next) in_next = true, wanted = next.pieces;
+    };
+    for (int m = 0; m < now.num_halves; ++m, ++count) {
+      const uint32_t tile = count / 2 & 1, turn = count / 4;
+      const LaneChunks to(smem + kTilesOffset + (count & 3) * kHalfBytes, warp * kWarpKeys, lane);
+      if (turn > 0) BarrierWait(&bars->empty[tile], (turn & 1) ^ 1);
+      const auto wait = [&] {
+        const int slot = decoded % kRawSlots;
+        BarrierWait(&bars->raw[warp][slot], decoded / kRawSlots & 1);
+        return raw + slot * kRawBytes;
+      };
+      if (now.IsFp4(m)) {
+        DecodeFp4Keys(wait(), lane, to);
+        fetch_more();
+      } else {
+#pragma unroll 1
+        for (int pair = 2 * m; pair < 2 * m + 2; ++pair) {
+          if (now.IsPiece(pair)) {
+            DecodeFp8Keys(wait(), lane, to, pair % 2 * 2);
+            fetch_more();
+          } else {
+            DecodeMixedKeys<2>(now.place, 2 * pair, lane, to, pair % 2 * 2);
+          }
+        }
+      }
+      AsyncProxyFence();
+      __syncwarp();
+      if (lane == 0) BarrierArrive(&bars->full[count & 3]);
+    }
+    now = next;
+    // Slots that no piece was there for.
+    while (wanted != 0 && fetched - decoded < kRawSlots)
+      fetch(now.place.address, now.head, now.fp4_halves);
+  }
+}
+
+// One of sixteen warps that decode the only split: four keys each.
+template <int kParts>
+__device__ __forceinline__ void DecodeSplit(const SparseAttentionArgs& a,
+                                            const Work<kParts>& work,
+                                            const RowKeys& keys,
+                                            uint8_t* smem) {
+  if (work.Count(keys, 0) == 0) return;
+  auto* const bars = reinterpret_cast<Barriers*>(smem + kBarriersOffset);
+  const int warp = (threadIdx.x - kConsumerThreads) / 32, lane = threadIdx.x % 32;
+  const int half = warp / 8, first = warp % 8 * 4;
+  KeyPlace place;
+  if (lane < 4) {
+    const int i = work.only_split * kKeys + half * kHalfKeys + first + lane;
+    place = Resolve(a, keys, SelectedOf(a, keys, work.first_row, i), i);
+  }
+  DecodeMixedKeys<4>(
+      place, 0, lane, LaneChunks(smem + kTilesOffset + half * kHalfBytes, first, lane), 0);
+  AsyncProxyFence();
+  __syncwarp();
+  if (lane == 0) BarrierArrive(&bars->full[half]);
+}
+
+// Four words of four neighbouring lanes: word j of lane t becomes word t of lane j.
+__device__ __forceinline__ void Transpose4x4(uint32_t (&w)[4], int t) {
+#pragma unroll
+  for (int d = 1; d <= 2; d *= 2) {
+    const bool high = t & d;
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      const int i = d == 1 ? 2 * k : k;  // the pair (i, i + d)
+      const uint32_t received = __shfl_xor_sync(0xffffffffu, high ? w[i] : w[i + d], d);
+      if (high) {
+        w[i] = received;
+      } else {
+        w[i + d] = received;
+      }
+    }
+  }
+}
+
+template <int kParts, bool kIsPlain>
+__device__ __forceinline__ void Multiply(const SparseAttentionArgs& a,
+                                         const Work<kParts>& work,
+                                         RowKeys keys,
+                                         const AttentionWorkspace& ws,
+                                         int max_splits,
+                                         uint8_t* smem) {
+  constexpr int kChunks = kParts > 0 ? 8 / kParts : 8;  // of 32 channels, for each warpgroup
+  auto* const bars = reinterpret_cast<Barriers*>(smem + kBarriersOffset);
+  auto* const exchange = reinterpret_cast<Exchange*>(smem + kExchangeOffset);
+  uint8_t* const tiles = smem + kTilesOffset;
+  const int group = static_cast<int>(Uniform(threadIdx.x / 128)), warp = threadIdx.x / 32,
+            lane = threadIdx.x % 32;
   const int g = lane / 4, t = lane % 4;
+  const uint64_t query_descriptor = SmemDescriptor(Uniform(SmemAddr(smem)), 1024, Swizzle::k128);
+  const uint64_t tiles_descriptor = SmemDescriptor(Uniform(SmemAddr(tiles)), 1024, Swizzle::k128);
   const int head = (warp % 4) * 16 + g;
   const float factor = rsqrtf(static_cast<float>(kDim)) * kLog2e * kKeyFactor;
-  uint32_t count = 0;
-  // 64 heads in panels like the keys.
+  uint32_t count = 0, other_count = 0;  // splits of this and of the other block
+  uint32_t exchanges = 0;
+  // Number of chunk c among all. The first four are kept at the end, so blocks start with different
+  // ones.
+  const auto chunk_of = [&](int c) {
+    return kParts > 0 ? (work.part * 2 + group) * kChunks + c : group * 8 + (c ^ (work.rank * 4));
+  };
+  uint32_t rows_loaded = 0;
   const auto load_query = [&](int row) {
     const __nv_bfloat16* from = a.query + row * a.ldq;
+    if (kParts == 0 && kIsPlain && threadIdx.x < 16)
+      AsyncCopy16(SmemAddr(&exchange->rope[rows_loaded & 1][threadIdx.x * 4]),
+                  a.rope + int64_t{row} * 64 + threadIdx.x * 4,
+                  true);
+    ++rows_loaded;
 #pragma unroll 8
     for (int i = threadIdx.x; i < kHeads * kDim / 8; i += 256)
-      AsyncCopy16(SmemAddr(smem) + TileOffset(i / 64, i % 64), from + i * 8, true);
+      AsyncCopy16(SmemAddr(smem) + TileOffset<kHeads>(i / 64, i % 64), from + i * 8, true);
     AsyncCommit();
   };
-  RowKeys ahead = {};
-  if (first_row < a.rows) ahead = KeysOf(a, first_row);
-  for (int row = first_row; row < a.rows; row += row_step) {
-    if (row == first_row) load_query(row);
-    const RowKeys keys = ahead;
-    const int splits = (keys.num_keys + kKeys - 1) / kKeys;
-    const int last_split = kIsSplit ? min(splits, only_split + 1) : splits;
-    const int next_row = row + row_step;
+  if (kParts == 0 && threadIdx.x < kHeads) exchange->sinks[threadIdx.x] = a.sink[threadIdx.x];
+  if (work.first_row < a.rows) load_query(work.first_row);
+  KeyCount ahead;
+  for (int row = work.first_row; row < a.rows; row += work.row_step) {
+    if (row != work.first_row) keys.num_keys = ahead.Get(a);
+    if (row + work.row_step < a.rows) ahead.Begin(a, row + work.row_step);
+    const int num_splits = work.Count(keys, work.rank);
+    const int next_row = row + work.row_step;
+    if (num_splits == 0) {  // the other block does all of this row
+      AsyncWait<0>();
+      NamedSync(1, 256);
+      if (next_row < a.rows) {
+        load_query(next_row);
+        ahead.Continue(a);
+      }
+      other_count += work.Count(keys, 1 - work.rank);
+      continue;
+    }
     AsyncWait<0>();
     AsyncProxyFence();
     NamedSync(1, 256);
-    if (next_row < a.rows) {
-      ahead = KeysOf(a, next_row);
-      if (only_split >= last_split) load_query(next_row);
-    }
-    float values[kChunks][32];
+    const uint32_t row_parity = (rows_loaded - 1) & 1;
+    float values[kChunks][16];
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
 #pragma unroll
-      for (int i = 0; i < 32; ++i) values[c][i] = 0.0f;
+      for (int i = 0; i < 16; ++i) values[c][i] = 0.0f;
     }
-    Merged merged[2] = {{kLowest, 0.0f}, {kLowest, 0.0f}};
+    Merged merged[2];
 
-    for (int s = only_split; s < last_split; ++s, ++count) {
+    for (int i_split = 0; i_split < num_splits; ++i_split, ++count) {
+      const int s = work.Split(i_split);
+      const bool is_last = i_split + 1 == num_splits;
       const int buffer = count & 1;
-      const uint32_t tile = SmemAddr(tiles + buffer * kTileBytes);
-      BarrierWait(full + buffer, count / 2 & 1);
+      const uint64_t tile = Advance(tiles_descriptor, Uniform(buffer * kTileBytes));
+      BarrierWait(&bars->full[buffer * 2 + group], count / 2 & 1);
 
-      // Scores over this warpgroup's half of the channels.
-      float z[32];
+      // Scores of this warpgroup's 32 keys.
+      float z[16];
+      const uint64_t half = Advance(tile, group * kHalfBytes);
       WarpgroupArrive();
 #pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        const uint32_t at = (group * 4 + i / 4) * kPanelBytes + (i % 4) * 32;
-        Wgmma<64>::SS(z, SmemDescriptor(SmemAddr(smem) + at, 1024, Swizzle::k128), SmemDescriptor(tile + at, 1024, Swizzle::k128),
+      for (int i = 0; i < 32; ++i)
+        Wgmma<32>::SS(z,
+                      Advance(query_descriptor, (i / 4) * kQueryPanelBytes + (i % 4) * 32),
+                      Advance(half, (i / 4) * kPanelBytes + (i % 4) * 32),
                       i > 0);
-      }
       WarpgroupCommit();
       WarpgroupWait<0>();
       FenceRegisters(z);
-      float4* mine = reinterpret_cast<float4*>(exchange) + group * (kHeads * kKeys / 4) + threadIdx.x % 128;
-      const float4* theirs = reinterpret_cast<const float4*>(exchange) + (1 - group) * (kHeads * kKeys / 4) + threadIdx.x % 128;
-      if (count > 0) NamedSync(2 + group, 256);  // the other warpgroup has read what was here
-#pragma unroll
-      for (int i = 0; i < 8; ++i) mine[i * 128] = make_float4(z[4 * i], z[4 * i + 1], z[4 * i + 2], z[4 * i + 3]);
-      NamedSync(1, 256);
-      // Both warpgroups are done with this query.
-      if (s + 1 == last_split && next_row < a.rows) load_query(next_row);
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        const float4 o = theirs[i * 128];
-        z[4 * i] += o.x, z[4 * i + 1] += o.y, z[4 * i + 2] += o.z, z[4 * i + 3] += o.w;
-      }
-      NamedArrive(3 - group, 256);
 
       // Weights relative to the split's maximum; rows g and g + 8.
       float top[2] = {kLowest, kLowest}, sum[2] = {0.0f, 0.0f};
-      const int present = keys.num_keys - s * kKeys;
+      const int present = keys.num_keys - s * kKeys - group * kHalfKeys;
 #pragma unroll
-      for (int i = 0; i < 32; ++i) {
+      for (int i = 0; i < 16; ++i) {
         const int key = (i / 4) * 8 + 2 * t + (i & 1);
         z[i] = key < present ? z[i] * factor : -INFINITY;
         top[(i / 2) & 1] = fmaxf(top[(i / 2) & 1], z[i]);
@@ -409,101 +366,204 @@ __global__ void __launch_bounds__(kThreads, 1) AttentionKernel(const __grid_cons
       for (int r = 0; r < 2; ++r) {
         top[r] = fmaxf(top[r], __shfl_xor_sync(0xffffffffu, top[r], 1));
         top[r] = fmaxf(top[r], __shfl_xor_sync(0xffffffffu, top[r], 2));
+        if (t == 0) exchange->maxima[group][head + 8 * r] = top[r];
       }
-      uint32_t p[4][4];
+      NamedSync(1, 256);
+      // Both warpgroups are done with this query.
+      if (is_last && next_row < a.rows) {
+        load_query(next_row);
+        ahead.Continue(a);
+      }
 #pragma unroll
-      for (int i = 0; i < 32; ++i) {
+      for (int r = 0; r < 2; ++r) top[r] = fmaxf(top[r], exchange->maxima[1 - group][head + 8 * r]);
+#pragma unroll
+      for (int i = 0; i < 16; ++i) {
         z[i] = Exp2(z[i] - top[(i / 2) & 1]);
         sum[(i / 2) & 1] += z[i];
+      }
+      // Accumulator layout to operand layout: columns 8j + 2t of 16 keys.
+      uint32_t mine[2][4], p[4][4];
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) mine[k][i] = PackBf16(z[8 * k + 2 * i], z[8 * k + 2 * i + 1]);
+        exchange->weights[group][k][threadIdx.x % 128] =
+            make_uint4(mine[k][0], mine[k][1], mine[k][2], mine[k][3]);
       }
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 1);
         sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 2);
+        if (t == 0) exchange->sums[group][head + 8 * r] = sum[r];
       }
-      // Accumulator layout to operand layout: columns 8j + 2t of 16 keys.
+      NamedSync(1, 256);
 #pragma unroll
-      for (int k = 0; k < 4; ++k) {
+      for (int k = 0; k < 2; ++k) {
+        const uint4 o = exchange->weights[1 - group][k][threadIdx.x % 128];
+        const uint32_t theirs[4] = {o.x, o.y, o.z, o.w};
 #pragma unroll
-        for (int i = 0; i < 4; ++i) p[k][i] = PackBf16(z[8 * k + 2 * i], z[8 * k + 2 * i + 1]);
+        for (int i = 0; i < 4; ++i) {
+          p[k][i] = group == 0 ? mine[k][i] : theirs[i];
+          p[2 + k][i] = group == 0 ? theirs[i] : mine[k][i];
+        }
       }
+#pragma unroll
+      for (int r = 0; r < 2; ++r) sum[r] += exchange->sums[1 - group][head + 8 * r];
       float old_factor[2], new_factor[2];
-      if constexpr (!kIsSplit) {
+      if constexpr (kParts == 0) {
 #pragma unroll
-        for (int r = 0; r < 2; ++r) MergeFactors(merged[r], top[r], sum[r], old_factor[r], new_factor[r]);
+        for (int r = 0; r < 2; ++r)
+          MergeFactors(merged[r], top[r], sum[r], old_factor[r], new_factor[r]);
       }
 
       FenceRegisters(p);
 #pragma unroll
       for (int c = 0; c < kChunks; ++c) {
-        const int panel = kIsSplit ? part * 2 + group : group * 4 + c;
-        float acc[32];
+        float acc[16];
+        const uint64_t panel = Advance(tile, chunk_of(c) / 2 * kPanelBytes + chunk_of(c) % 2 * 64);
         WarpgroupArrive();
 #pragma unroll
         for (int k = 0; k < 4; ++k)
-          Wgmma<64>::RS<true>(acc, p[k], SmemDescriptor(tile + panel * kPanelBytes + k * 2048, 1024, Swizzle::k128), k > 0);
+          Wgmma<32>::RS<true>(acc, p[k], Advance(panel, k / 2 * kHalfBytes + k % 2 * 2048), k > 0);
         WarpgroupCommit();
         WarpgroupWait<0>();
         FenceRegisters(acc);
 #pragma unroll
-        for (int i = 0; i < 32; ++i) {
+        for (int i = 0; i < 16; ++i) {
           const int r = (i / 2) & 1;
-          values[c][i] = kIsSplit ? acc[i] : MergeValue(values[c][i], old_factor[r], acc[i], new_factor[r]);
+          values[c][i] =
+              kParts > 0 ? acc[i] : MergeValue(values[c][i], old_factor[r], acc[i], new_factor[r]);
         }
       }
       __syncwarp();
-      if (lane == 0) BarrierArrive(empty + buffer);
+      // The tile of the last split is needed for the exchange with the other block.
+      if (lane == 0 && (kParts > 0 || !is_last)) BarrierArrive(&bars->empty[buffer]);
 
-      if constexpr (kIsSplit) {
+      if constexpr (kParts > 0) {
         const int64_t at = (int64_t{row} * max_splits + s) * kHeads;
 #pragma unroll
-        for (int i = 0; i < 32; i += 2) {
-          const int column = (part * 2 + group) * 64 + (i / 4) * 8 + 2 * t;
-          *reinterpret_cast<float2*>(ws.values + (at + head + 8 * ((i / 2) & 1)) * kDim + column) =
-              make_float2(values[0][i], values[0][i + 1]);
+        for (int c = 0; c < kChunks; ++c) {
+#pragma unroll
+          for (int i = 0; i < 16; i += 2) {
+            const int column = chunk_of(c) * 32 + (i / 4) * 8 + 2 * t;
+            *reinterpret_cast<float2*>(ws.values + (at + head + 8 * ((i / 2) & 1)) * kDim +
+                                       column) = make_float2(values[c][i], values[c][i + 1]);
+          }
         }
-        if (part == 0 && group == 0 && t == 0) {
-          for (int r = 0; r < 2; ++r) *reinterpret_cast<float2*>(ws.stats + (at + head + 8 * r) * 2) = make_float2(top[r], sum[r]);
+        if (work.part == 0 && group == 0 && t == 0) {
+          for (int r = 0; r < 2; ++r)
+            *reinterpret_cast<float2*>(ws.stats + (at + head + 8 * r) * 2) =
+                make_float2(top[r], sum[r]);
         }
       }
     }
-    if constexpr (!kIsSplit) {
+    if constexpr (kParts == 0) {
+      const int other = 1 - work.rank;
+      other_count += work.Count(keys, other);
+      const bool is_shared = keys.splits() > 1;
+      const int own_tile = (count - 1) & 1;
+      if (is_shared) {
+        const uint32_t to = RemoteAddress(
+            SmemAddr(tiles) + ((other_count - 1) & 1) * kTileBytes + threadIdx.x * 16, other);
+        const uint32_t sent = RemoteAddress(SmemAddr(&bars->other_sent), other);
+        if (lane == 0) RemoteArrive(RemoteAddress(SmemAddr(&bars->other_ready), other));
+        if (threadIdx.x == 0) BarrierExpect(&bars->other_sent, kTileBytes + kHeads * 8);
+        BarrierWait(&bars->other_ready, exchanges & 1);
+        if (group == 0 && t < 2) {
+          RemoteStore(RemoteAddress(SmemAddr(&exchange->other[head + 8 * t]), other),
+                      t == 0 ? merged[0].top : merged[1].top,
+                      t == 0 ? merged[0].sum : merged[1].sum,
+                      sent);
+        }
+#pragma unroll
+        for (int c = 4; c < 8; ++c) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i)
+            RemoteStore(to + ((c - 4) * 4 + i) * 4096,
+                        make_float4(values[c][4 * i],
+                                    values[c][4 * i + 1],
+                                    values[c][4 * i + 2],
+                                    values[c][4 * i + 3]),
+                        sent);
+        }
+        BarrierWait(&bars->other_sent, exchanges & 1);
+        ++exchanges;
+        float mine_factor[2], theirs_factor[2];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const float2 o = exchange->other[head + 8 * r];
+          Merged first = merged[r], second{o.x, o.y};
+          if (work.rank == 1) first = second, second = merged[r];
+          float old_factor, new_factor;
+          MergeFactors(first, second.top, second.sum, old_factor, new_factor);
+          merged[r] = first;
+          mine_factor[r] = work.rank == 0 ? old_factor : new_factor;
+          theirs_factor[r] = work.rank == 0 ? new_factor : old_factor;
+        }
+        const float4* from =
+            reinterpret_cast<const float4*>(tiles + own_tile * kTileBytes) + threadIdx.x;
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const float4 o = from[(c * 4 + i) * 256];
+            const float theirs[4] = {o.x, o.y, o.z, o.w};
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+              float& mine = values[c][4 * i + j];
+              const int r = j / 2;
+              mine = work.rank == 0 ? MergeValue(mine, mine_factor[r], theirs[j], theirs_factor[r])
+                                    : MergeValue(theirs[j], theirs_factor[r], mine, mine_factor[r]);
+            }
+          }
+        }
+      }
+      __syncwarp();
+      if (lane == 0) BarrierArrive(&bars->empty[own_tile]);
+
       float inverse[2];
 #pragma unroll
-      for (int r = 0; r < 2; ++r) inverse[r] = kKeyFactor * __frcp_rn(Denominator(merged[r], a.sink[head + 8 * r]));
-      if constexpr (kIsPlain) {
-        float cosine[8], sine[8];
-        if (group == 1) {
+      for (int r = 0; r < 2; ++r)
+        inverse[r] = kKeyFactor * __frcp_rn(Denominator(merged[r], exchange->sinks[head + 8 * r]));
 #pragma unroll
-          for (int j = 0; j < 8; ++j) {
-            cosine[j] = a.rope[int64_t{row} * 64 + 4 * j + t];
-            sine[j] = a.rope[int64_t{row} * 64 + 32 + 4 * j + t];
-          }
-        }
-        __nv_bfloat16* out = static_cast<__nv_bfloat16*>(a.out) + row * a.ldo + head * kDim + group * 256 + 2 * t;
-        asm volatile("" : "+l"(out));  // addresses are made here, not kept from before
+      for (int c = 0; c < kChunks; ++c) {
+        if (c >= 4 && is_shared) break;
+        const int chunk = chunk_of(c);
+        if constexpr (kIsPlain) {
+          // A lane gets eight neighbouring channels.
+          __nv_bfloat16* out =
+              static_cast<__nv_bfloat16*>(a.out) + row * a.ldo + head * kDim + chunk * 32 + 8 * t;
+          asm volatile("" : "+l"(out));  // addresses are made here, not kept from before
+          const float* const rope = exchange->rope[row_parity] + chunk % 2 * 16 + t;
 #pragma unroll
-        for (int c = 0; c < kChunks; ++c) {
+          for (int r = 0; r < 2; ++r) {
+            uint32_t words[4];
 #pragma unroll
-          for (int i = 0; i < 32; i += 2) {
-            const int r = (i / 2) & 1, j = i / 4;
-            float x = values[c][i] * inverse[r], y = values[c][i + 1] * inverse[r];
-            if (c == kChunks - 1 && group == 1) {
-              x = RoundBf16(x), y = RoundBf16(y);
-              const float rx = x * cosine[j] + y * sine[j], ry = y * cosine[j] - x * sine[j];
-              x = rx, y = ry;
+            for (int j = 0; j < 4; ++j) {
+              float x = values[c][4 * j + 2 * r] * inverse[r],
+                    y = values[c][4 * j + 2 * r + 1] * inverse[r];
+              if (chunk / 2 == kPanels - 1) {
+                const float cosine = rope[4 * j], sine = rope[32 + 4 * j];
+                x = RoundBf16(x), y = RoundBf16(y);
+                const float rx = x * cosine + y * sine, ry = y * cosine - x * sine;
+                x = rx, y = ry;
+              }
+              words[j] = PackBf16(x, y);
             }
-            *reinterpret_cast<uint32_t*>(out + c * 64 + j * 8 + r * 8 * kDim) = PackBf16(x, y);
+            Transpose4x4(words, t);
+            *reinterpret_cast<uint4*>(out + r * 8 * kDim) =
+                make_uint4(words[0], words[1], words[2], words[3]);
           }
-        }
-      } else {
+        } else {
 #pragma unroll
-        for (int c = 0; c < kChunks; ++c) {
-#pragma unroll
-          for (int i = 0; i < 32; i += 2) {
+          for (int i = 0; i < 16; i += 2) {
             const int r = (i / 2) & 1;
-            const int column = (group * 4 + c) * 64 + (i / 4) * 8 + 2 * t;
-            StorePair<false>(a, row, row * a.ldo + int64_t{head + 8 * r} * kDim, column, values[c][i] * inverse[r],
+            const int column = chunk * 32 + (i / 4) * 8 + 2 * t;
+            StorePair<false>(a,
+                             row,
+                             row * a.ldo + int64_t{head + 8 * r} * kDim,
+                             column,
+                             values[c][i] * inverse[r],
                              values[c][i + 1] * inverse[r]);
           }
         }
@@ -512,59 +572,115 @@ __global__ void __launch_bounds__(kThreads, 1) AttentionKernel(const __grid_cons
   }
 }
 
-// One block per row and head, two channels a thread.
-template <bool kIsPlain>
-__global__ void MergeKernel(const __grid_constant__ SparseAttentionArgs a, Workspace ws, int max_splits) {
-  const int row = blockIdx.y, head = blockIdx.x, column = threadIdx.x * 2;
-  DependencyLaunch();
-  DependencyWait();
-  const RowKeys keys = KeysOf(a, row);
-  const int splits = (keys.num_keys + kKeys - 1) / kKeys;
-  Merged merged = {kLowest, 0.0f};
-  float x = 0, y = 0;
-#pragma unroll 4
-  for (int s = 0; s < splits; ++s) {
-    const int64_t at = (int64_t{row} * max_splits + s) * kHeads + head;
-    const float2 stats = *reinterpret_cast<const float2*>(ws.stats + at * 2);
-    const float2 v = *reinterpret_cast<const float2*>(ws.values + at * kDim + column);
-    float old_factor, new_factor;
-    MergeFactors(merged, stats.x, stats.y, old_factor, new_factor);
-    x = MergeValue(x, old_factor, v.x, new_factor);
-    y = MergeValue(y, old_factor, v.y, new_factor);
+// kIsPlain: results in bf16, no trace.
+template <int kParts, bool kIsPlain>
+__global__ void __launch_bounds__(Threads<kParts>::kCount, 1)
+    AttentionKernel(const __grid_constant__ SparseAttentionArgs a,
+                    AttentionWorkspace ws,
+                    int max_splits) {
+  extern __shared__ uint8_t raw_smem[];
+  // Blocks of a cluster write into each other's tiles: the same place in both, as the start is.
+  uint8_t* const smem = raw_smem + ((1024 - (SmemAddr(raw_smem) & 1023)) & 1023);
+  auto* const bars = reinterpret_cast<Barriers*>(smem + kBarriersOffset);
+  const Work<kParts> work(a.rows);
+  RowKeys keys = {};
+  if (work.first_row < a.rows) keys = WindowOf(a, work.first_row);
+  if (threadIdx.x == 0) {
+    for (uint64_t& b : bars->full) BarrierInit(&b, kParts == 0 ? kDecoders : 8);
+    for (uint64_t& b : bars->empty) BarrierInit(&b, 8);
+    for (auto& warp : bars->raw) {
+      for (uint64_t& b : warp) BarrierInit(&b, 1);
+    }
+    BarrierInit(&bars->other_ready, 8);
+    BarrierInit(&bars->other_sent, 1);
+    BarrierInitFence();
   }
-  const float inverse = kKeyFactor * __frcp_rn(Denominator(merged, a.sink[head]));
-  StorePair<kIsPlain>(a, row, row * a.ldo + int64_t{head} * kDim, column, x * inverse, y * inverse);
+  if constexpr (kParts == 0) {
+    ClusterSync();
+  } else {
+    __syncthreads();
+  }
+  DependencyWait();
+  DependencyLaunch();  // not earlier: the merge relies on it
+  if (work.first_row < a.rows && a.has_compressed) keys.num_keys += a.num_selected[work.first_row];
+  if (threadIdx.x >= kConsumerThreads) {
+    LowerRegisters<Threads<kParts>::kDecodeRegisters>();
+    if constexpr (kParts == 0) {
+      Decode<kParts>(a, work, keys, smem);
+    } else {
+      DecodeSplit<kParts>(a, work, keys, smem);
+    }
+  } else {
+    RaiseRegisters<Threads<kParts>::kMultiplyRegisters>();
+    Multiply<kParts, kIsPlain>(a, work, keys, ws, max_splits, smem);
+  }
+}
+
+constexpr int kMaxSplitBlocks =
+    66;  // pairs of row and split: two blocks of channels each fill the GPU
+
+template <int kParts, bool kIsPlain>
+cudaError_t LaunchKernel(const SparseAttentionArgs& args,
+                         dim3 grid,
+                         const AttentionWorkspace& ws,
+                         int splits,
+                         cudaStream_t stream) {
+  const cudaError_t error = AllowSmem(AttentionKernel<kParts, kIsPlain>, kSmemBytes + 1024);
+  if (error != cudaSuccess) return error;
+  return LaunchClusters(AttentionKernel<kParts, kIsPlain>,
+                        grid,
+                        dim3(Threads<kParts>::kCount),
+                        kSmemBytes + 1024,
+                        stream,
+                        args.dependent,
+                        kParts == 0 ? 2 : 1,
+                        args,
+                        ws,
+                        splits);
 }
 
 }  // namespace
 
 int64_t AttentionWorkspaceBytes(int max_keys) {
-  const int64_t splits = (max_keys + kKeys - 1) / kKeys;
-  const int64_t rows = std::max<int64_t>(1, kMaxSplitBlocks / (splits * kColumnParts));
+  const int64_t splits = std::max(1, (max_keys + kKeys - 1) / kKeys);
+  const int64_t rows = std::max<int64_t>(1, kMaxSplitBlocks / splits);
   return rows * splits * kHeads * (kDim + 2) * 4;
 }
 
 cudaError_t LaunchSparseAttention(const SparseAttentionArgs& args, cudaStream_t stream) {
-  if (args.ring.format != device::KeyFormat::kMxFp8 || args.rows < 0 || args.rope_dim > kDim) return cudaErrorInvalidValue;
+  if (args.ring.format != device::KeyFormat::kMxFp8 || args.rows < 0 || args.rope_dim > kDim)
+    return cudaErrorInvalidValue;
   if (args.has_compressed && args.compressed.main_format != device::KeyFormat::kFp4E4m3 &&
       args.compressed.main_format != device::KeyFormat::kMxFp8)
     return cudaErrorInvalidValue;
   if (args.rows == 0) return cudaSuccess;
   const int splits = std::max(1, (args.max_keys + kKeys - 1) / kKeys);
-  const bool is_plain = args.out_type == OutputType::kBf16 && args.unrotated == nullptr && args.rope_dim == 64;
-  if (args.workspace != nullptr && args.rows * splits * kColumnParts <= std::max(kMaxSplitBlocks, splits * kColumnParts)) {
-    Workspace ws;
+  const auto is_aligned = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
+  const bool is_plain = args.out_type == OutputType::kBf16 && args.unrotated == nullptr &&
+                        args.rope_dim == 64 && args.ldo % 8 == 0 && is_aligned(args.out) &&
+                        is_aligned(args.rope);
+  AttentionWorkspace ws = {};
+  if (args.workspace != nullptr && (args.rows == 1 || args.rows * splits <= kMaxSplitBlocks)) {
     ws.values = static_cast<float*>(args.workspace);
     ws.stats = ws.values + int64_t{args.rows} * splits * kHeads * kDim;
-    const cudaError_t error = Launch(AttentionKernel<true, true>, dim3(splits * kColumnParts, args.rows), dim3(kThreads),
-                                     kSmemBytes + 1024, stream, args.dependent, args, ws, splits);
+    const bool narrow = args.rows * splits * 4 <= NumMultiprocessors();
+    const dim3 grid(splits * (narrow ? 4 : 2), args.rows);
+    const cudaError_t error = narrow ? LaunchKernel<4, true>(args, grid, ws, splits, stream)
+                                     : LaunchKernel<2, true>(args, grid, ws, splits, stream);
     if (error != cudaSuccess) return error;
-    return Launch(is_plain ? MergeKernel<true> : MergeKernel<false>, dim3(kHeads, args.rows), dim3(kDim / 2), 0, stream,
-                  args.dependent, args, ws, splits);
+    return Launch(is_plain ? AttentionMergeKernel<true> : AttentionMergeKernel<false>,
+                  dim3(kHeads, args.rows),
+                  dim3(kDim / 2),
+                  0,
+                  stream,
+                  args.dependent,
+                  args,
+                  ws,
+                  splits);
   }
-  const int blocks = std::min(NumMultiprocessors(), args.rows);
-  return Launch(is_plain ? AttentionKernel<false, true> : AttentionKernel<false, false>, dim3(blocks), dim3(kThreads),
-                kSmemBytes + 1024, stream, args.dependent, args, Workspace{}, splits);
+  const dim3 grid(2 * std::min(NumMultiprocessors() / 2, args.rows));
+  return is_plain ? LaunchKernel<0, true>(args, grid, ws, splits, stream)
+                  : LaunchKernel<0, false>(args, grid, ws, splits, stream);
 }
 
 }  // namespace deepinfer::cuda

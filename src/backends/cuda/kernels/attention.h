@@ -2,9 +2,9 @@
 //
 // Sparse attention on sm_90a (model.md 6.6): 64 heads of 512 channels over the window keys and the selected compressed keys of
 // each row, keys and values loaded once. The keys of a row, window first, are cut into splits of 64; of each split the scores,
-// their maximum and the weighted sum of values relative to it are formed, and the splits are merged in ascending order. Few
-// rows: one block per split and part of the channels, then a merge; many rows: one block walks through the splits of a row.
-// Both give the same bits, so a row's result depends on its own keys alone.
+// their maximum and the weighted sum of values relative to it are formed. The even splits are merged in ascending order, then
+// the odd ones, then both. Few rows: one block per split and part of the channels, then a merge; many rows: two blocks walk
+// through the splits of a row. Both give the same bits, so a row's result depends on its own keys alone.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -37,7 +37,7 @@ struct SparseAttentionArgs {
   bool is_draft_block = false;
   const __nv_bfloat16* query = nullptr;  // [rows, 64*512], rotated
   int64_t ldq = 0;
-  const __nv_bfloat16* new_keys = nullptr;  // [rows, 512] window keys of the step
+  const __nv_bfloat16* new_keys = nullptr;  // [rows, 512] window keys of the step; rows and records 16-byte aligned
   int64_t ldk = 0;
   const float* sink = nullptr;      // [64]
   const float* rope = nullptr;      // [rows, rope_dim] cosines, then sines; undone on the result
@@ -47,6 +47,7 @@ struct SparseAttentionArgs {
   OutputType out_type = OutputType::kBf16;
   void* unrotated = nullptr;        // tracing: the result before the rotation is undone, like out; null = not wanted
   void* workspace = nullptr;        // AttentionWorkspaceBytes
+  // Sequences, positions and row_sequence are read before earlier kernels are done: uploads, not results.
   bool dependent = false;
 };
 

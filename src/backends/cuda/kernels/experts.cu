@@ -14,6 +14,9 @@ namespace {
 // Rows an expert, on average, from which wgmma is faster.
 constexpr int kWideRowsPerExpert = 10;
 
+// A warp makes the jobs: one pair a lane. More than eight rows never share an expert.
+constexpr int kMaxDirectPairs = 32;
+
 bool IsWide(const ExpertsArgs& args) {
   if (args.form != ExpertForm::kAuto) return args.form == ExpertForm::kWide;
   return int64_t{args.rows} * args.num_chosen >= int64_t{kWideRowsPerExpert} * args.num_experts;
@@ -84,11 +87,40 @@ __global__ void __launch_bounds__(kPlanThreads) PlanKernel(ExpertPlan plan, cons
   }
 }
 
+// Jobs that a block made itself. A job's rows are the pairs whose bits are set in `unused`.
+struct DirectJobs {
+  ExpertJob jobs[kMaxDirectPairs];
+  int count;
+};
+
+// By one warp: the experts in the order in which they first appear.
+__device__ __forceinline__ void MakeJobs(const ExpertProductArgs& a, int lane, DirectJobs& to) {
+  const int expert = lane < a.direct_pairs ? a.chosen[lane] : -1;
+  const uint8_t* const matrix = expert >= 0 ? a.matrices[expert] : nullptr;
+  const uint32_t same = __match_any_sync(0xffffffffu, expert);
+  const bool is_first = expert >= 0 && __ffs(static_cast<int>(same)) - 1 == lane;
+  const uint32_t firsts = __ballot_sync(0xffffffffu, is_first);
+  if (is_first) {
+    ExpertJob& job = to.jobs[__popc(firsts & ((1u << lane) - 1))];
+    job = {expert, 0, __popc(same), static_cast<int32_t>(same), matrix, matrix};
+  }
+  if (lane == 0) to.count = __popc(firsts);
+}
+
+__device__ __forceinline__ int SlotOf(const ExpertJob& job, int token) {
+  uint32_t pairs = static_cast<uint32_t>(job.unused);
+  if (pairs == 0) return job.first_slot + token;
+  for (int i = 0; i < token; ++i) pairs &= pairs - 1;
+  return __ffs(static_cast<int>(pairs)) - 1;
+}
+__device__ __forceinline__ int PairOf(const ExpertProductArgs& a, int slot) { return a.direct_pairs > 0 ? slot : a.slot_pair[slot]; }
+
 // A block's walk through its units of all jobs.
 template <typename G, bool kIsGateUp>
 struct Walk {
   static constexpr int kUnits = kIsGateUp ? kGateUpUnits : kDownUnits;  // of a job
   const ExpertProductArgs& a;
+  const ExpertJob* jobs;
   WarpRing<G>& ring;
   int warp, lane, end;
   // The next chunk to ask for, and how many follow it in its matrix.
@@ -101,7 +133,7 @@ struct Walk {
       if (ahead >= end) return nullptr;
       const int job = ahead / kUnits, in_job = ahead - job * kUnits;
       ahead_left = min(end - ahead, kUnits - in_job);
-      ahead_chunk = (kIsGateUp ? a.jobs[job].gate_up : a.jobs[job].down) + warp * G::kChunkBytes + int64_t{in_job} * G::kUnitBytes;
+      ahead_chunk = (kIsGateUp ? jobs[job].gate_up : jobs[job].down) + warp * G::kChunkBytes + int64_t{in_job} * G::kUnitBytes;
       ahead += ahead_left;
     }
     --ahead_left;
@@ -121,33 +153,39 @@ struct Walk {
       const int token = 8 * n + lane / 4;
       from[n] = nullptr;
       if (token < job.count) {
-        const int slot = job.first_slot + token;
-        const int64_t row = kIsGateUp ? a.slot_pair[slot] / a.num_chosen : slot;
+        const int slot = SlotOf(job, token);
+        const int64_t row = kIsGateUp ? PairOf(a, slot) / a.num_chosen : slot;
         from[n] = a.x + row * a.ldx + (warp % G::kSlices) * (G::kGroups * 32);
       }
     }
-    LoadTokens<G, kTokenTiles>(from, lane, x);
+    LoadTokens<G, kTokenTiles, !kIsGateUp>(from, lane, x);
     RunUnits<G, kTokenTiles>(
         ring, batches, x, warp, lane, unit, last, [&](int) { return NextChunk(); },
         [&](const float* buffer, int first, int count, int owner) {
           const int in_job = first % kUnits;
           if constexpr (kIsGateUp) {
             for (int token = owner; token < job.count; token += P::kOwners) {
-              const int slot = job.first_slot + token;
-              const float weight = a.weights[a.slot_pair[slot]];
+              const int slot = SlotOf(job, token);
+              const float weight = a.weights[PairOf(a, slot)];
               const float* from_unit = buffer + lane / 8 * P::kUnitFloats;
-              const float gate = SumSlices<G, kTokenTiles>(from_unit, 0, token, lane % 8);
-              const float up = SumSlices<G, kTokenTiles>(from_unit, 0, token, lane % 8 + 8);
-              __nv_bfloat16* to =
-                  static_cast<__nv_bfloat16*>(a.out) + int64_t{slot} * kExpertWidth + in_job / kBatchUnits * 32;
-              StoreSwiglu(gate, up, a.limit, weight, a.round_bf16, to, lane);
+              __nv_bfloat16* to = static_cast<__nv_bfloat16*>(a.out) + int64_t{slot} * kExpertWidth + in_job * 8;
+              if (a.round_bf16) {  // quantised when it is read: a block's units need not be whole blocks of 32 channels
+                if (lane / 8 >= count) continue;
+                const float gate = RoundBf16(SumSlices<G, kTokenTiles>(from_unit, 0, token, lane % 8));
+                const float up = RoundBf16(SumSlices<G, kTokenTiles>(from_unit, 0, token, lane % 8 + 8));
+                to[lane] = __float2bfloat16_rn(Swiglu(gate, up, a.limit, weight));
+              } else {
+                const float gate = SumSlices<G, kTokenTiles>(from_unit, 0, token, lane % 8);
+                const float up = SumSlices<G, kTokenTiles>(from_unit, 0, token, lane % 8 + 8);
+                StoreSwiglu(gate, up, a.limit, weight, false, to, lane);
+              }
             }
           } else {
             static_assert(G::kRowTiles == 2);  // a unit is the 32 rows of a warp's lanes
             for (int i = owner; i < count * job.count; i += P::kOwners) {
               const int token = i / count, j = i % count;
               const float sum = SumSlices<G, kTokenTiles>(buffer + j * P::kUnitFloats, lane / 16, token, lane % 16);
-              const int64_t at = int64_t{job.first_slot + token} * kExpertHidden + (in_job + j) * 32 + lane;
+              const int64_t at = int64_t{SlotOf(job, token)} * kExpertHidden + (in_job + j) * 32 + lane;
               if (a.round_bf16) {
                 static_cast<__nv_bfloat16*>(a.out)[at] = __float2bfloat16_rn(sum);
               } else {
@@ -164,7 +202,8 @@ __global__ void __launch_bounds__(kStreamThreads, 1) ExpertStreamKernel(const __
   extern __shared__ __align__(128) uint8_t smem[];
   using Ring = StreamRing<G>;
   constexpr int kUnits = Walk<G, kIsGateUp>::kUnits;
-  constexpr int kGranule = kIsGateUp ? kBatchUnits : 1;
+  const int granule = kIsGateUp && !a.round_bf16 ? kBatchUnits : 1;
+  __shared__ DirectJobs direct;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   float* partial = reinterpret_cast<float*>(smem + StreamSmem<G>::kPartialOffset);
   uint64_t* bars = reinterpret_cast<uint64_t*>(smem + StreamSmem<G>::kBatchOffset);
@@ -173,21 +212,29 @@ __global__ void __launch_bounds__(kStreamThreads, 1) ExpertStreamKernel(const __
   BatchBuffers<1> one_tile{partial, bars};
   BatchBuffers<2> two_tiles{partial, bars};
   if (threadIdx.x == 0) InitBatchBarriers(bars);
+  // The kernel of gate and up lets others begin only after it has waited itself: the one of down may read the plan, and the
+  // weights, while that one still runs.
+  if constexpr (kIsGateUp) DependencyWait();
   DependencyLaunch();
-  DependencyWait();
-  const int64_t granules = int64_t{*a.num_jobs} * (kUnits / kGranule);
-  const int begin = static_cast<int>(blockIdx.x * granules / gridDim.x) * kGranule;
-  const int end = static_cast<int>((blockIdx.x + 1) * granules / gridDim.x) * kGranule;
-  Walk<G, kIsGateUp> walk{a, ring, warp, lane, end, begin};
+  if (a.direct_pairs > 0) {
+    if (warp == 0) MakeJobs(a, lane, direct);
+    __syncthreads();
+  }
+  const ExpertJob* const jobs = a.direct_pairs > 0 ? direct.jobs : a.jobs;
+  const int64_t granules = int64_t{a.direct_pairs > 0 ? direct.count : *a.num_jobs} * (kUnits / granule);
+  const int begin = static_cast<int>(blockIdx.x * granules / gridDim.x) * granule;
+  const int end = static_cast<int>((blockIdx.x + 1) * granules / gridDim.x) * granule;
+  Walk<G, kIsGateUp> walk{a, jobs, ring, warp, lane, end, begin};
   if (lane == 0) {
     for (int i = 0; i < Ring::kDepth; ++i) {
       const uint8_t* chunk = walk.NextChunk();
       if (chunk != nullptr) ring.Fill(i, chunk);
     }
   }
+  if constexpr (!kIsGateUp) DependencyWait();
   int tiles = 0;
   for (int unit = begin; unit < end;) {
-    const ExpertJob job = a.jobs[unit / kUnits];
+    const ExpertJob job = jobs[unit / kUnits];
     const int last = min(end, (unit / kUnits + 1) * kUnits);
     const int wanted = job.count <= 8 ? 1 : 2;
     // The two kinds of batches share the buffers.
@@ -204,12 +251,12 @@ __global__ void __launch_bounds__(kStreamThreads, 1) ExpertStreamKernel(const __
 
 template <typename G, bool kIsGateUp>
 cudaError_t LaunchStream(const ExpertProductArgs& a, int max_jobs, cudaStream_t stream, bool dependent) {
-  const int units = max_jobs * Walk<G, kIsGateUp>::kUnits / (kIsGateUp ? 4 : 1);
+  const int units = max_jobs * Walk<G, kIsGateUp>::kUnits / (kIsGateUp && !a.round_bf16 ? kBatchUnits : 1);
   const int blocks = std::min(NumMultiprocessors(), units);
   return Launch(ExpertStreamKernel<G, kIsGateUp>, dim3(blocks), dim3(kStreamThreads), StreamSmem<G>::kBytes, stream, dependent, a);
 }
 
-// One block per row and 1024 columns; four columns a thread.
+// One block per row and 1024 columns; four columns a thread. pair_slot null: pairs are slots.
 template <typename T>
 __global__ void SumKernel(const T* y, const int32_t* chosen, const int32_t* pair_slot, int num_chosen, const T* shared,
                           int64_t ld_shared, bool round_bf16, void* out, int64_t ldo, OutputType type) {
@@ -224,7 +271,7 @@ __global__ void SumKernel(const T* y, const int32_t* chosen, const int32_t* pair
     int best = 0x7fffffff, slot = -1;
     for (int k = 0; k < num_chosen; ++k) {
       const int e = chosen[row * num_chosen + k];
-      if (e > last && e < best) best = e, slot = pair_slot[row * num_chosen + k];
+      if (e > last && e < best) best = e, slot = pair_slot != nullptr ? pair_slot[row * num_chosen + k] : row * num_chosen + k;
     }
     if (slot < 0) break;
     last = best;
@@ -251,6 +298,11 @@ bool IsServed(const ExpertsArgs& args) {
 
 }  // namespace
 
+int DirectPairs(const ExpertsArgs& args) {
+  const int64_t pairs = int64_t{args.rows} * args.num_chosen;
+  return !IsWide(args) && pairs <= kMaxDirectPairs ? static_cast<int>(pairs) : 0;
+}
+
 int64_t PlanBytes(int64_t max_rows, int num_chosen, int num_experts) {
   return 256 + Align(MaxJobs(max_rows, num_chosen, num_experts) * static_cast<int64_t>(sizeof(ExpertJob))) +
          2 * Align(max_rows * num_chosen * 4);
@@ -271,6 +323,7 @@ ExpertPlan PlanViews(void* workspace, int64_t max_rows, int num_chosen, int num_
 
 cudaError_t LaunchExpertPlan(const ExpertsArgs& args, cudaStream_t stream) {
   if (!IsServed(args)) return cudaErrorInvalidValue;
+  if (DirectPairs(args) > 0) return cudaSuccess;
   return Launch(PlanKernel, dim3(1), dim3(kPlanThreads), 0, stream, args.dependent, args.plan, args.chosen,
                 args.rows * args.num_chosen, args.num_experts, args.gate_up, args.down,
                 !IsWide(args) ? kStreamJobRows : args.fast ? kFastJobRows : kWideJobRows);
@@ -294,13 +347,14 @@ cudaError_t LaunchExpertSum(const ExpertsArgs& args, cudaStream_t stream) {
   if (!IsServed(args)) return cudaErrorInvalidValue;
   if (args.rows == 0) return cudaSuccess;
   const dim3 grid(static_cast<unsigned>(args.rows), kExpertHidden / 1024);
+  const int32_t* const pair_slot = DirectPairs(args) > 0 ? nullptr : args.plan.pair_slot;
   if (args.round_bf16) {
     return Launch(SumKernel<__nv_bfloat16>, grid, dim3(256), 0, stream, args.dependent, static_cast<const __nv_bfloat16*>(args.y),
-                  args.chosen, args.plan.pair_slot, args.num_chosen, static_cast<const __nv_bfloat16*>(args.shared),
+                  args.chosen, pair_slot, args.num_chosen, static_cast<const __nv_bfloat16*>(args.shared),
                   args.ld_shared, true, args.out, args.ldo, args.out_type);
   }
   return Launch(SumKernel<float>, grid, dim3(256), 0, stream, args.dependent, static_cast<const float*>(args.y), args.chosen,
-                args.plan.pair_slot, args.num_chosen, static_cast<const float*>(args.shared), args.ld_shared, false, args.out,
+                pair_slot, args.num_chosen, static_cast<const float*>(args.shared), args.ld_shared, false, args.out,
                 args.ldo, args.out_type);
 }
 

@@ -62,7 +62,7 @@ struct ExpertsArgs {
   int64_t ldx = 0;
   float swiglu_limit = 0;
   bool round_bf16 = true;
-  __nv_bfloat16* act = nullptr;  // [T*K, I] scratch: the quantised activations between the products
+  __nv_bfloat16* act = nullptr;  // [T*K, I] scratch: the activations between the products
   void* y = nullptr;             // [T*K, H] scratch, bf16 if round_bf16, else float32
   const void* shared = nullptr;  // [T, H] result of the shared expert, the type of y; null = none
   int64_t ld_shared = 0;
@@ -74,7 +74,9 @@ struct ExpertsArgs {
   bool fast = false;  // wide form: float32 sums over all of K in one go, on up to 96 rows; other bits than the stream form
 };
 
-// In this order on one stream. Products come in two forms with the same bits: weights streamed past up to 16 rows at a time,
+// In this order on one stream. Up to 32 pairs nothing is planned: LaunchExpertPlan launches nothing, every block makes the jobs
+// from `chosen`. With `dependent` the kernel of down reads the plan (or `chosen`) and weights while the one of gate and up still
+// runs, so a kernel between the two must have been launched after that one. Products come in two forms with the same bits: weights streamed past up to 16 rows at a time,
 // or wgmma on up to 64. `rows` and num_experts decide (many rows an expert); `form` overrides, the same for plan and products.
 cudaError_t LaunchExpertPlan(const ExpertsArgs& args, cudaStream_t stream);
 cudaError_t LaunchExpertGateUp(const ExpertsArgs& args, cudaStream_t stream);

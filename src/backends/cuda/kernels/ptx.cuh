@@ -87,7 +87,39 @@ __device__ __forceinline__ uint32_t LoadU8(uint64_t address) {
   asm volatile("ld.global.nc.u8 %0, [%1];" : "=r"(v) : "l"(address));
   return v;
 }
+// Bytes of two words; a selector's nibble above 7 repeats the sign bit of its byte.
+__device__ __forceinline__ uint32_t Permute(uint32_t low, uint32_t high, uint32_t selector) {
+  uint32_t r;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(low), "r"(high), "r"(selector));
+  return r;
+}
 __device__ __forceinline__ void PrefetchL2(uint64_t address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
+
+// ---- the other block of a cluster ----
+// What `address` of this block's shared memory is called in block `rank`.
+__device__ __forceinline__ uint32_t RemoteAddress(uint32_t address, uint32_t rank) {
+  uint32_t r;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(address), "r"(rank));
+  return r;
+}
+// Stores that complete on a barrier of that block, as a copy does: no fences, and who waits for the barrier sees them.
+__device__ __forceinline__ void RemoteStore(uint32_t address, float4 v, uint32_t barrier) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(address),
+               "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(barrier)
+               : "memory");
+}
+__device__ __forceinline__ void RemoteStore(uint32_t address, float x, float y, uint32_t barrier) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(address), "f"(x),
+               "f"(y), "r"(barrier)
+               : "memory");
+}
+// For who overwrites what this thread has read; orders no stores between the blocks.
+__device__ __forceinline__ void RemoteArrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+__device__ __forceinline__ void ClusterSync() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
 
 // ---- named barriers of a part of the block ----
 __device__ __forceinline__ void NamedSync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
