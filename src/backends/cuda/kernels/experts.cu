@@ -14,7 +14,7 @@ namespace {
 // Rows an expert, on average, from which wgmma is faster.
 constexpr int kWideRowsPerExpert = 10;
 
-// A warp makes the jobs: one pair a lane. More than eight rows never share an expert.
+// A warp makes the jobs, one pair a lane; at most eight rows, so one tile of tokens a job.
 constexpr int kMaxDirectPairs = 32;
 
 bool IsWide(const ExpertsArgs& args) {
@@ -300,7 +300,7 @@ bool IsServed(const ExpertsArgs& args) {
 
 int DirectPairs(const ExpertsArgs& args) {
   const int64_t pairs = int64_t{args.rows} * args.num_chosen;
-  return !IsWide(args) && pairs <= kMaxDirectPairs ? static_cast<int>(pairs) : 0;
+  return !IsWide(args) && args.rows <= 8 && pairs <= kMaxDirectPairs ? static_cast<int>(pairs) : 0;
 }
 
 int64_t PlanBytes(int64_t max_rows, int num_chosen, int num_experts) {

@@ -74,7 +74,7 @@ struct ExpertsArgs {
   bool fast = false;  // wide form: float32 sums over all of K in one go, on up to 96 rows; other bits than the stream form
 };
 
-// In this order on one stream. Up to 32 pairs nothing is planned: LaunchExpertPlan launches nothing, every block makes the jobs
+// In this order on one stream. Up to 32 pairs of up to 8 rows nothing is planned: LaunchExpertPlan launches nothing, every block makes the jobs
 // from `chosen`. With `dependent` the kernel of down reads the plan (or `chosen`) and weights while the one of gate and up still
 // runs, so a kernel between the two must have been launched after that one. Products come in two forms with the same bits: weights streamed past up to 16 rows at a time,
 // or wgmma on up to 64. `rows` and num_experts decide (many rows an expert); `form` overrides, the same for plan and products.
