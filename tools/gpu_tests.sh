@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Runs everything that needs a GPU: tools/gpu_tests.sh BUILD_DIR [LOG]. BUILD_DIR holds deepinfer, libdeepinfer_cuda.so and the
-# test programs of a build with DEEPINFER_CUDA=ON and DEEPINFER_TESTS=ON. Exits with 1 when something failed.
+# test programs of a build with DEEPINFER_CUDA=ON and DEEPINFER_TESTS=ON; needs about 16 GB of memory for the slice. Exits with 1 when something failed.
 set -uo pipefail
 cd "$(dirname "$(readlink -f "$0")")/.."
 build=$(readlink -f "${1:?usage: tools/gpu_tests.sh BUILD_DIR [LOG]}")
@@ -27,6 +27,7 @@ failed=0
   # Streaming of experts and allocation counts belong to the CPU backend.
   run "$(find_program model_test)" --gtest_filter='-Streaming*:Allocation*'
   run "$(find_program engine_test)"
+  run "$(find_program slice_test)"
   [ $failed = 0 ] && echo "all passed" || echo "something failed"
   exit $failed
 } | tee "$log"

@@ -28,6 +28,7 @@ struct Options {
   int64_t shard_mb = 2000;
   int threads = 0;
   bool is_quiet = false;
+  bool config_only = false;
 };
 
 Status Write(const Options& options) {
@@ -50,6 +51,7 @@ Status Write(const Options& options) {
     if (error)
       return BadModel(fmt::format("cannot copy {}: {}", options.tokenizer, error.message()));
   }
+  if (options.config_only) return Status::Ok();
   std::vector<RequiredTensor> tensors;
   int64_t num_bytes = 0;
   ForEachRequiredTensor(config, true, [&](const RequiredTensor& t) {
@@ -105,6 +107,7 @@ int Main(int argc, char** argv) {
   app.add_option("--shard-mb", options.shard_mb, "size of a shard in MB, about")
       ->check(CLI::Range(1, 1'000'000));
   app.add_option("--threads", options.threads, "0 = all cores")->check(CLI::Range(0, 4096));
+  app.add_flag("--config-only", options.config_only, "no weights: for --load-format dummy");
   app.add_flag("--quiet", options.is_quiet, "no progress");
   try {
     app.parse(argc, argv);
