@@ -23,7 +23,7 @@ rng = random.Random(11)
 words = ["".join(rng.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(rng.randint(2, 8))) for _ in range(int(sys.argv[1]))]
 text = " ".join(words)
 with open(sys.argv[2], "w") as out:
-    body = {"model": "slice", "prompt": text, "max_tokens": 100, "temperature": 0, "ignore_eos": True}
+    body = {"model": "DeepSeek-V4.1-Flash", "prompt": text, "max_tokens": 100, "temperature": 0, "ignore_eos": True}
     out.write(json.dumps({"custom_id": "long", "method": "POST", "url": "/v1/completions", "body": body}) + "\n")
 PY
 for rows in 8192 3000; do
