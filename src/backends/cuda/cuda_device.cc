@@ -115,6 +115,11 @@ void CudaDevice::FlushJoined() {
     LaunchWindowKeys(stream_, keys_.a, k.raw, k.norm, k.eps, keys_.rows, k.head_dim, k.rope_dim, k.table, k.keys, keys_.norm);
     Check("WindowKeys");
   }
+  if (has_index_keys_) {
+    has_index_keys_ = false;
+    LaunchStoreKeys(stream_, index_keys_.a, index_keys_.cache, {}, index_keys_.part, index_keys_.groups, index_keys_.num_groups, index_keys_.rope_dim, index_keys_.table);
+    Check("StoreIndexKeys");
+  }
   if (has_scale_) {
     has_scale_ = false;
     LaunchScale(stream_, scale_.scale.round, scale_.x, scale_.rows, scale_.width, scale_.scale.factor);
@@ -305,7 +310,15 @@ void CudaDevice::Download(void* host_to, const void* from, int64_t bytes) {
       Sync();
       staged = download_.Take(part);
     }
-    const cudaError_t error = cudaMemcpyAsync(staged, at, static_cast<size_t>(part), cudaMemcpyDeviceToHost, stream_);
+    // A kernel begins sooner than the copy engine.
+    constexpr int64_t kSmall = int64_t{128} << 10;
+    cudaError_t error = cudaSuccess;
+    if (part <= kSmall && part % 16 == 0 && reinterpret_cast<uintptr_t>(at) % 16 == 0) {
+      LaunchDownload(stream_, staged, at, part);
+      error = cudaGetLastError();
+    } else {
+      error = cudaMemcpyAsync(staged, at, static_cast<size_t>(part), cudaMemcpyDeviceToHost, stream_);
+    }
     if (error != cudaSuccess) Fail(CudaError(error, "cannot copy from the GPU"));
     Sync();
     std::memcpy(to, staged, static_cast<size_t>(part));

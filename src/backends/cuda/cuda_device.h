@@ -138,7 +138,8 @@ class CudaDevice final : public device::Device {
   void FlushTables();
   void FlushNorm();
   void FlushRope();
-  // Window keys, head weights and routers that wait for the product, the selection or the experts behind them.
+  // Window keys, index keys, head weights and routers that wait for the product, the main keys, the selection or the experts
+  // behind them.
   void FlushJoined();
   void FlushExpand();
   // What runs beside the stream is waited for by it.
@@ -215,6 +216,16 @@ class CudaDevice final : public device::Device {
     NormPart norm;
     int64_t rows = 0;
   } keys_;
+  bool has_index_keys_ = false;
+  struct {
+    Arithmetic a;
+    device::KeyCache cache;
+    IndexKeysPart part;
+    const device::NewGroup* groups = nullptr;
+    int64_t num_groups = 0;
+    int rope_dim = 0;
+    const float* table = nullptr;
+  } index_keys_;
   bool has_scale_ = false;
   struct {
     F x;

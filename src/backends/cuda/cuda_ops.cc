@@ -26,9 +26,12 @@ bool CanReadInPlace(const Act& x, int64_t cols) {
 void CudaDevice::Embed(const Arithmetic& a, const device::Table& table, const int32_t* ids, const int32_t* image_row,
                        const float* image_embeds, int64_t rows, int streams, int64_t hidden, Act trunk) {
   if (rows <= 0) return;
+  // The tables of the step go with it.
+  const RopeTableList rope = tables_;
+  tables_.count = 0;
   Begin();
   JoinSide();
-  LaunchEmbed(stream_, a.round_bf16, static_cast<const CudaTable&>(table).view, ids, image_row, image_embeds, rows, streams, hidden, Of(trunk));
+  LaunchEmbed(stream_, a.round_bf16, static_cast<const CudaTable&>(table).view, ids, image_row, image_embeds, rows, streams, hidden, Of(trunk), rope);
   Check("Embed");
 }
 
@@ -337,15 +340,22 @@ void CudaDevice::PoolPairs(const Arithmetic& a, const device::Step& step, const 
   Begin();
   Wrote(latent.data);
   LaunchPoolPairs(stream_, a.round_bf16, step, products, head_dim, ring_offset, ring_rows, groups, num_groups, Of(latent));
+  LaunchStorePairs(ForkSide(), step, products, head_dim, ring_offset, ring_rows);
   Check("PoolPairs");
 }
 
 void CudaDevice::StoreCompressed(const Arithmetic& a, const device::KeyCache& cache, Act latent, const device::NewGroup* groups,
                                  int64_t num_groups, int rope_dim, const float* table, Act trace_key) {
   if (num_groups <= 0) return;
+  IndexKeysPart index;
+  if (has_index_keys_ && index_keys_.groups == groups && index_keys_.num_groups == num_groups && index_keys_.table == table &&
+      index_keys_.cache.pool == cache.pool && index_keys_.cache.index_offset == cache.index_offset) {
+    has_index_keys_ = false;
+    index = index_keys_.part;
+  }
   Begin();
   Wrote(latent.data);
-  LaunchStoreCompressed(stream_, a, cache, Of(latent), groups, num_groups, rope_dim, table, Of(trace_key));
+  LaunchStoreKeys(stream_, a, cache, {Of(latent), Of(trace_key)}, index, groups, num_groups, rope_dim, table);
   Check("StoreCompressed");
 }
 
@@ -355,8 +365,9 @@ void CudaDevice::StoreIndexKeys(const Arithmetic& a, const device::KeyCache& cac
   Begin();
   Wrote(raw.data);
   if (cache.index_dim % 32 != 0 || cache.index_dim > 1024) return Fail(Unimplemented("the NVIDIA backend takes index keys of a multiple of 32 channels, 1024 at most"));
-  LaunchStoreIndexKeys(stream_, a, cache, Of(raw), norm, eps, groups, num_groups, rope_dim, table, Of(trace_key));
-  Check("StoreIndexKeys");
+  // The main keys of the same groups come next: one kernel stores both.
+  has_index_keys_ = true;
+  index_keys_ = {a, cache, {Of(raw), norm, eps, Of(trace_key)}, groups, num_groups, rope_dim, table};
 }
 
 // ---- attention ----------------------------------------------------------------------------------------------------------

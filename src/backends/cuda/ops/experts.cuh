@@ -34,8 +34,22 @@ __device__ __forceinline__ void ChooseExperts(const device::RouterArgs& args, in
   }
   __syncwarp();
   float sum = 0;
+  if (num_experts <= 32) {
+    // An expert a lane: how many are better than it. What is not a number is never chosen; expert 0 stands for those that lack.
+    const float own = lane < num_experts && shared.biased[lane] > -INFINITY ? shared.biased[lane] : -INFINITY;
+    int rank = 0;
+#pragma unroll 8
+    for (int e = 0; e < num_experts; ++e) {
+      const float other = __shfl_sync(~0u, own, e);
+      rank += other > own || (other == own && e < lane);
+    }
+    if (rank < k && lane < num_experts) shared.chosen[rank] = own > -INFINITY ? lane : 0;
+    __syncwarp();
 #pragma unroll 1
-  for (int i = 0; i < k; ++i) {
+    for (int i = 0; i < k; ++i) sum += shared.scores[shared.chosen[i]];
+  }
+#pragma unroll 1
+  for (int i = 0; num_experts > 32 && i < k; ++i) {
     float best = -INFINITY;
     int at = num_experts;
 #pragma unroll 1

@@ -12,15 +12,7 @@ namespace {
 
 __global__ void RopeTableKernel(const __grid_constant__ RopeTableList list) {
   WaitForEarlier();
-  const auto& one = list.tables[blockIdx.y];
-  const int half = list.rope_dim / 2;
-  const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (i >= one.count * half) return;
-  const int64_t row = i / half;
-  const int k = static_cast<int>(i % half);
-  const float angle = static_cast<float>(one.positions[row]) * one.inv_freq[k];
-  one.table[row * 2 * half + k] = cosf(angle);
-  one.table[row * 2 * half + half + k] = sinf(angle);
+  RopeTableAngle(list, static_cast<int>(blockIdx.y), static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x);
 }
 
 // Pair i of head h of row t.
@@ -135,36 +127,36 @@ __global__ void StorePairsKernel(device::Step step, const float* products, int h
   for (int64_t d = threadIdx.x; d < width; d += blockDim.x) to[d] = products[t * width + d];
 }
 
-__global__ void StoreCompressedKernel(device::Arithmetic a, device::KeyCache cache, int64_t record, int64_t data_bytes, F latent,
-                                      const device::NewGroup* groups, int rope_dim, const float* table, F trace_key) {
+// Grid: groups, then the kinds of keys that there are (latent.data or raw.data null: not these).
+__global__ void StoreKeysKernel(device::Arithmetic a, device::KeyCache cache, CompressedKeysPart main, IndexKeysPart index, int64_t record,
+                                int64_t main_bytes, int64_t index_bytes, int64_t index_scale_bytes, const device::NewGroup* groups, int rope_dim,
+                                const float* table) {
   WaitForEarlier();
   const int64_t g = blockIdx.x;
   const int c = threadIdx.x;
-  float v = RotateLane(latent.data[g * latent.stride + c], c, cache.head_dim - rope_dim, table + g * rope_dim, rope_dim / 2, 1.0f, a.round_bf16);
-  if (a.quantize && cache.main_format == device::KeyFormat::kMxFp8) v = FakeFp8Lane(v);
-  uint8_t* to = cache.pool + groups[g].block * cache.block_stride + cache.main_offset + groups[g].entry * record;
-  v = EncodeKeyChannel(cache.main_format, v, c, to, to + data_bytes);
-  latent.data[g * latent.stride + c] = v;
-  if (trace_key.data != nullptr) trace_key.data[g * trace_key.stride + c] = v;
-}
-
-__global__ void StoreIndexKeysKernel(device::Arithmetic a, device::KeyCache cache, int64_t data_bytes, int64_t scale_bytes, F raw,
-                                     const float* norm, float eps, const device::NewGroup* groups, int rope_dim, const float* table,
-                                     F trace_key) {
-  WaitForEarlier();
+  if (main.latent.data != nullptr && blockIdx.y == 0) {
+    if (c >= cache.head_dim) return;
+    float v = RotateLane(main.latent.data[g * main.latent.stride + c], c, cache.head_dim - rope_dim, table + g * rope_dim, rope_dim / 2, 1.0f, a.round_bf16);
+    if (a.quantize && cache.main_format == device::KeyFormat::kMxFp8) v = FakeFp8Lane(v);
+    uint8_t* to = cache.pool + groups[g].block * cache.block_stride + cache.main_offset + groups[g].entry * record;
+    v = EncodeKeyChannel(cache.main_format, v, c, to, to + main_bytes);
+    main.latent.data[g * main.latent.stride + c] = v;
+    if (main.trace_key.data != nullptr) main.trace_key.data[g * main.trace_key.stride + c] = v;
+    return;
+  }
   __shared__ float shared[33];
-  const int64_t g = blockIdx.x;
-  const int c = threadIdx.x, n = cache.index_dim;
-  const float x = raw.data[g * raw.stride + c];
-  const float r = 1.0f / sqrtf(BlockSum(x * x, shared) / static_cast<float>(n) + eps);
-  float v = RoundIf(norm[c] * (x * r), a.round_bf16);
+  const int n = cache.index_dim;
+  if (c >= n) return;
+  const float x = index.raw.data[g * index.raw.stride + c], factor = index.norm[c];
+  const float r = 1.0f / sqrtf(BlockSum(x * x, shared, static_cast<unsigned>(n)) / static_cast<float>(n) + index.eps);
+  float v = RoundIf(factor * (x * r), a.round_bf16);
   v = RotateLane(v, c, n - rope_dim, table + g * rope_dim, rope_dim / 2, 1.0f, a.round_bf16);
   if (a.quantize) v = FakeFp4Pow2Lane(v);
   uint8_t* region = cache.pool + groups[g].block * cache.block_stride + cache.index_offset;
-  EncodeKeyChannel(cache.index_format, v, c, region + groups[g].entry * data_bytes,
-                   region + cache.entries_per_block * data_bytes + groups[g].entry * scale_bytes);
-  raw.data[g * raw.stride + c] = v;
-  if (trace_key.data != nullptr) trace_key.data[g * trace_key.stride + c] = v;
+  EncodeKeyChannel(cache.index_format, v, c, region + groups[g].entry * index_bytes,
+                   region + cache.entries_per_block * index_bytes + groups[g].entry * index_scale_bytes);
+  index.raw.data[g * index.raw.stride + c] = v;
+  if (index.trace_key.data != nullptr) index.trace_key.data[g * index.trace_key.stride + c] = v;
 }
 
 unsigned Count(int64_t n) { return static_cast<unsigned>(n); }
@@ -211,24 +203,21 @@ void LaunchStoreWindow(cudaStream_t stream, const device::Step& step, const devi
 
 void LaunchPoolPairs(cudaStream_t stream, bool round, const device::Step& step, const float* products, int head_dim,
                      int64_t ring_offset, int ring_rows, const device::NewGroup* groups, int64_t num_groups, F latent) {
-  const int threads = std::min(head_dim, 512);
   if (num_groups > 0)
-    Start(PoolPairsKernel, Count(num_groups), threads, 0, stream, round, step, products, head_dim, ring_offset, ring_rows, groups, latent);
-  Start(StorePairsKernel, Count(step.num_rows), threads, 0, stream, step, products, head_dim, ring_offset, ring_rows);
+    Start(PoolPairsKernel, Count(num_groups), std::min(head_dim, 512), 0, stream, round, step, products, head_dim, ring_offset, ring_rows, groups, latent);
 }
 
-void LaunchStoreCompressed(cudaStream_t stream, const device::Arithmetic& a, const device::KeyCache& cache, F latent,
-                           const device::NewGroup* groups, int64_t num_groups, int rope_dim, const float* table, F trace_key) {
-  Start(StoreCompressedKernel, Count(num_groups), cache.head_dim, 0, stream, a, cache, device::KeyRecordBytes(cache.main_format, cache.head_dim),
-                                                                          device::KeyDataBytes(cache.main_format, cache.head_dim), latent,
-                                                                          groups, rope_dim, table, trace_key);
+void LaunchStorePairs(cudaStream_t stream, const device::Step& step, const float* products, int head_dim, int64_t ring_offset, int ring_rows) {
+  Start(StorePairsKernel, Count(step.num_rows), std::min(head_dim, 512), 0, stream, step, products, head_dim, ring_offset, ring_rows);
 }
 
-void LaunchStoreIndexKeys(cudaStream_t stream, const device::Arithmetic& a, const device::KeyCache& cache, F raw, const float* norm,
-                          float eps, const device::NewGroup* groups, int64_t num_groups, int rope_dim, const float* table, F trace_key) {
-  Start(StoreIndexKeysKernel, Count(num_groups), cache.index_dim, 0, stream, a, cache, device::KeyDataBytes(cache.index_format, cache.index_dim),
-                                                                          device::KeyScaleBytes(cache.index_format, cache.index_dim), raw,
-                                                                          norm, eps, groups, rope_dim, table, trace_key);
+void LaunchStoreKeys(cudaStream_t stream, const device::Arithmetic& a, const device::KeyCache& cache, const CompressedKeysPart& main,
+                     const IndexKeysPart& index, const device::NewGroup* groups, int64_t num_groups, int rope_dim, const float* table) {
+  const bool has_main = main.latent.data != nullptr, has_index = index.raw.data != nullptr;
+  const int threads = std::max(has_main ? cache.head_dim : 0, has_index ? cache.index_dim : 0);
+  Start(StoreKeysKernel, dim3(Count(num_groups), has_main && has_index ? 2 : 1), threads, 0, stream, a, cache, main, index,
+        device::KeyRecordBytes(cache.main_format, cache.head_dim), device::KeyDataBytes(cache.main_format, cache.head_dim),
+        device::KeyDataBytes(cache.index_format, cache.index_dim), device::KeyScaleBytes(cache.index_format, cache.index_dim), groups, rope_dim, table);
 }
 
 }  // namespace deepinfer::cuda

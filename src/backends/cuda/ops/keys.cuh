@@ -8,6 +8,18 @@
 
 namespace deepinfer::cuda {
 
+// Angle i (of all rows) of a table.
+__device__ __forceinline__ void RopeTableAngle(const RopeTableList& list, int table, int64_t i) {
+  const auto& one = list.tables[table];
+  const int half = list.rope_dim / 2;
+  if (i >= one.count * half) return;
+  const int64_t row = i / half;
+  const int k = static_cast<int>(i % half);
+  const float angle = static_cast<float>(one.positions[row]) * one.inv_freq[k];
+  one.table[row * 2 * half + k] = cosf(angle);
+  one.table[row * 2 * half + half + k] = sinf(angle);
+}
+
 // By the first `threads` threads of a block, at least head_dim; `shared` has 33 floats.
 __device__ __forceinline__ void WindowKeyRow(const device::Arithmetic& a, F raw, const float* norm, float eps, int head_dim, int rope_dim,
                                              const float* table, F keys, int64_t t, float* shared, unsigned threads) {

@@ -66,12 +66,26 @@ struct UploadList {
   int32_t count = 0;
 };
 void LaunchUploads(cudaStream_t stream, const UploadList& list);
+// `to`: pinned host memory that the GPU writes. Places and size are multiples of 16 bytes.
+void LaunchDownload(cudaStream_t stream, void* to, const void* from, int64_t bytes);
 // Whether the current GPU can run what was compiled.
 bool HasCodeForGpu();
 
 // ---- streams.cu ---------------------------------------------------------------------------------------------------------
+// The rotation tables of a step.
+struct RopeTableList {
+  struct {
+    const int32_t* positions;
+    const float* inv_freq;
+    float* table;
+    int64_t count;
+  } tables[4];
+  int32_t count = 0;
+  int32_t rope_dim = 0;
+};
+// Embeddings, and rotation tables beside them.
 void LaunchEmbed(cudaStream_t stream, bool round, const TableView& table, const int32_t* ids, const int32_t* image_row,
-                 const float* image_embeds, int64_t rows, int streams, int64_t hidden, F trunk);
+                 const float* image_embeds, int64_t rows, int streams, int64_t hidden, F trunk, const RopeTableList& rope);
 void LaunchGatherRows(cudaStream_t stream, bool round, const TableView& table, const int32_t* ids, int64_t rows, int columns,
                       int64_t width, F out);
 void LaunchCopyRows(cudaStream_t stream, F in, const int32_t* rows, int64_t num_rows, int64_t width, F out);
@@ -131,16 +145,6 @@ void LaunchArgMax(cudaStream_t stream, const float* x, int64_t rows, int64_t wid
 void LaunchFindBest(cudaStream_t stream, const device::RowBestArgs& args, const uint32_t* mask, const uint32_t* const* masks, device::RowBest* out);
 
 // ---- keys.cu ------------------------------------------------------------------------------------------------------------
-struct RopeTableList {
-  struct {
-    const int32_t* positions;
-    const float* inv_freq;
-    float* table;
-    int64_t count;
-  } tables[4];
-  int32_t count = 0;
-  int32_t rope_dim = 0;
-};
 void LaunchRopeTables(cudaStream_t stream, const RopeTableList& list);
 void LaunchRope(cudaStream_t stream, bool round, F x, int64_t rows, int heads, int head_dim, int rope_dim, const float* table);
 void LaunchIndexQuery(cudaStream_t stream, const device::Arithmetic& a, F x, int64_t rows, int heads, int dim, int rope_dim,
@@ -171,10 +175,20 @@ void LaunchNormMatMul(cudaStream_t stream, const device::Arithmetic& a, const We
 void LaunchStoreWindow(cudaStream_t stream, const device::Step& step, const device::WindowRing& ring, int head_dim, F keys);
 void LaunchPoolPairs(cudaStream_t stream, bool round, const device::Step& step, const float* products, int head_dim,
                      int64_t ring_offset, int ring_rows, const device::NewGroup* groups, int64_t num_groups, F latent);
-void LaunchStoreCompressed(cudaStream_t stream, const device::Arithmetic& a, const device::KeyCache& cache, F latent,
-                           const device::NewGroup* groups, int64_t num_groups, int rope_dim, const float* table, F trace_key);
-void LaunchStoreIndexKeys(cudaStream_t stream, const device::Arithmetic& a, const device::KeyCache& cache, F raw, const float* norm,
-                          float eps, const device::NewGroup* groups, int64_t num_groups, int rope_dim, const float* table, F trace_key);
+// Behind it: it overwrites what the pooling reads.
+void LaunchStorePairs(cudaStream_t stream, const device::Step& step, const float* products, int head_dim, int64_t ring_offset, int ring_rows);
+// Keys of new groups, both kinds in one kernel (latent.data or raw.data null: not these).
+struct CompressedKeysPart {
+  F latent, trace_key;
+};
+struct IndexKeysPart {
+  F raw;
+  const float* norm = nullptr;
+  float eps = 0;
+  F trace_key;
+};
+void LaunchStoreKeys(cudaStream_t stream, const device::Arithmetic& a, const device::KeyCache& cache, const CompressedKeysPart& main,
+                     const IndexKeysPart& index, const device::NewGroup* groups, int64_t num_groups, int rope_dim, const float* table);
 
 // ---- bf16.cu ------------------------------------------------------------------------------------------------------------
 // bf16 copies for kernels/, of values that are exact in bf16: columns a multiple of 8, `out` dense.

@@ -190,12 +190,42 @@ struct SelectShared {
   uint32_t prefix;
   int32_t wanted;
   int32_t total;
+  __align__(16) uint32_t keys[kSelectThreads];
 };
 
 // The k best of values[0, n) in ascending order of their numbers; the lower number wins ties; -inf is never chosen. All threads
 // of the block; returns how many.
 __device__ __noinline__ int SelectTopK(const float* values, int n, int k, int32_t* out, SelectShared& s) {
   const int tid = threadIdx.x, warp = tid >> 5, lane = tid & 31;
+  if (n <= kSelectThreads) {
+    // Few: a thread a value counts the better ones.
+    const uint32_t own = tid < n ? OrderKey(values[tid]) : 0;
+    __syncthreads();
+    s.keys[tid] = own;
+    __syncthreads();
+    int rank = 0;
+    if (warp * 32 < n) {
+#pragma unroll 4
+      for (int i = 0; i < n; i += 4) {
+        const uint4 other = *reinterpret_cast<const uint4*>(s.keys + i);
+        rank += other.x > own || (other.x == own && i < tid);
+        rank += other.y > own || (other.y == own && i + 1 < tid);
+        rank += other.z > own || (other.z == own && i + 2 < tid);
+        rank += other.w > own || (other.w == own && i + 3 < tid);
+      }
+    }
+    const bool takes = own > kMinusInfinityKey && rank < k;
+    const uint32_t mask = __ballot_sync(~0u, takes);
+    if (lane == 0) s.warp_counts[0][warp] = __popc(mask);
+    __syncthreads();
+    int at = 0, taken = 0;
+    for (int w = 0; w < kSelectThreads / 32; ++w) {
+      if (w < warp) at += s.warp_counts[0][w];
+      taken += s.warp_counts[0][w];
+    }
+    if (takes) out[at + __popc(mask & ((1u << lane) - 1u))] = tid;
+    return taken;
+  }
   // How many there are at all.
   int count = 0;
   for (int i = tid; i < n; i += kSelectThreads) count += OrderKey(values[i]) > kMinusInfinityKey;

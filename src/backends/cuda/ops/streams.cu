@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "backends/cuda/ops/keys.cuh"
 #include "backends/cuda/ops/start.cuh"
 #include "backends/cuda/ops/streams.cuh"
 
@@ -14,10 +15,16 @@ namespace {
 // Whole warps for `n` values, at most 1024 threads.
 int ThreadsFor(int64_t n) { return static_cast<int>(std::clamp<int64_t>((n + 31) / 32 * 32, 32, 1024)); }
 
+// Blocks behind those of the rows have the rotation tables, `table_blocks` each.
 __global__ void EmbedKernel(bool round, TableView table, const int32_t* ids, const int32_t* image_row, const float* image_embeds,
-                            int streams, int64_t hidden, F trunk) {
+                            int64_t rows, int streams, int64_t hidden, F trunk, const __grid_constant__ RopeTableList rope, int table_blocks) {
   WaitForEarlier();
   const int64_t t = blockIdx.x;
+  if (t >= rows) {
+    const int64_t b = t - rows;
+    RopeTableAngle(rope, static_cast<int>(b / table_blocks), b % table_blocks * blockDim.x + threadIdx.x);
+    return;
+  }
   const int32_t image = image_row != nullptr ? image_row[t] : -1;
   const int64_t id = ids[t];
 #pragma unroll 1
@@ -121,8 +128,13 @@ __global__ void StreamMeanKernel(bool round, F trunk, int streams, int64_t hidde
 }  // namespace
 
 void LaunchEmbed(cudaStream_t stream, bool round, const TableView& table, const int32_t* ids, const int32_t* image_row,
-                 const float* image_embeds, int64_t rows, int streams, int64_t hidden, F trunk) {
-  Start(EmbedKernel, static_cast<unsigned>(rows), ThreadsFor(hidden), 0, stream, round, table, ids, image_row, image_embeds, streams, hidden, trunk);
+                 const float* image_embeds, int64_t rows, int streams, int64_t hidden, F trunk, const RopeTableList& rope) {
+  const int threads = ThreadsFor(hidden);
+  int64_t most = 0;
+  for (int i = 0; i < rope.count; ++i) most = std::max(most, rope.tables[i].count * (rope.rope_dim / 2));
+  const int64_t table_blocks = (most + threads - 1) / threads;
+  Start(EmbedKernel, static_cast<unsigned>(rows + rope.count * table_blocks), threads, 0, stream, round, table, ids, image_row, image_embeds, rows, streams,
+        hidden, trunk, rope, static_cast<int>(table_blocks));
 }
 
 void LaunchGatherRows(cudaStream_t stream, bool round, const TableView& table, const int32_t* ids, int64_t rows, int columns,
