@@ -191,7 +191,7 @@ void BatchSampler::SampleGreedyRow(const StepPlan& plan, const LogitsOfRow& read
     result.num_tokens[i] = static_cast<int32_t>(j) + 1;
     TokenOutput& out = result.outputs[i * stride + j];
     out.token_id = best.id;
-    out.logprob = std::max(-sampling::Log(best.sum_exp), kLogprobFloor);
+    out.logprob = std::max(0.0f - sampling::Log(best.sum_exp), kLogprobFloor);
     out.sum_smaller_probs = -1;
     out.top_token_ids.clear();
     out.top_logprobs.clear();

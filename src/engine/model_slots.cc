@@ -2,6 +2,7 @@
 #include "engine/model_slots.h"
 
 #include "core/check.h"
+#include "device/device.h"
 
 namespace deepinfer::engine {
 
@@ -53,6 +54,8 @@ void ModelSlots::Truncate(int32_t slot, int64_t length) {
   const Status status = At(slot).Truncate(length);
   DI_CHECK(status.ok()) << status.message();
 }
+
+bool ModelSlots::finds_best() const { return model_.device().finds_best(); }
 
 void ModelSlots::PauseDrafts(bool is_paused) { model_.PauseDrafts(is_paused); }
 

@@ -36,6 +36,7 @@ class ModelSlots : public StepModel {
   int64_t length(int32_t slot) const override { return slots_.at(static_cast<size_t>(slot))->length(); }
   void Truncate(int32_t slot, int64_t length) override;
   Result<std::span<const float>> Forward(std::span<const SlotChunk> chunks) override;
+  bool finds_best() const override;
   std::span<const device::RowBest> bests() const override { return model_.bests(); }
   int max_drafts() const override { return model_.has_draft_head() ? model_.config().dspark_block_size : 0; }
   void PauseDrafts(bool is_paused) override;

@@ -106,7 +106,7 @@ Status StepExecutor::RunRows(const StepPlan& plan, StepResult& result) {
       const bool samples = end == lengths_[i] && (plan.kind == StepKind::kDecode || row.is_last_chunk);
       const bool needs_all = plan.kind == StepKind::kDecode ? lengths_[i] > 1 : row.needs_all_rows;
       chunk.logits = needs_all ? LogitRows::kAll : samples ? LogitRows::kLast : LogitRows::kNone;
-      if (samples && !row.needs_all_rows) chunk.greedy = sampler_.GreedyOf(plan, row);
+      if (samples && !row.needs_all_rows && model_.finds_best()) chunk.greedy = sampler_.GreedyOf(plan, row);
       chunk_rows_.push_back(static_cast<int32_t>(i));
     }
     const int64_t forward_begin_ns = clock_.NowNs();

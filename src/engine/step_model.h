@@ -61,7 +61,8 @@ class StepModel {
 
   // Logit rows of all chunks in order, [rows, vocab_size] float32, valid until the next call. On an error nothing ran.
   virtual Result<std::span<const float>> Forward(std::span<const SlotChunk> chunks) = 0;
-  // See model::Model::bests.
+  // False: logits of greedy rows are there like all others. See model::Model::bests.
+  virtual bool finds_best() const { return false; }
   virtual std::span<const device::RowBest> bests() const { return {}; }
 
   // Drafts that a pass can make at most; 0 = no draft head.

@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "engine/batch_buckets.h"
+#include "engine/best_finder.h"
 #include "engine/demo_grammars.h"
 #include "engine/real_models.h"
 #include "engine/scripted_drafts.h"
@@ -107,6 +108,44 @@ TEST(T3, WrongDraftsAreNeverAcceptedTrueOnesAlways) {
         EXPECT_EQ(stats.num_accepted_drafts, 0);
       }
     }
+  }
+}
+
+// Greedy rows whose best tokens the device finds, beside rows whose logits are needed; a mask that some of them have.
+TEST(T3, BestTokensFoundByTheDeviceChangeNothing) {
+  auto requests = Requests(33, 40, 0);
+  const auto mask = std::make_shared<std::vector<uint32_t>>(static_cast<size_t>((NanoWithDrafts().config().vocab_size + 31) / 32), 0xffffffffu);
+  for (size_t w = 0; w < mask->size(); w += 3) (*mask)[w] = 0x5a5a5a5au;
+  for (size_t i = 0; i < requests.size(); ++i) {
+    if (i % 5 == 1) requests[i].params.temperature = 1;
+    if (i % 5 == 2) requests[i].params.presence_penalty = 0.7;
+    if (i % 5 == 3) requests[i].params.top_logprobs = 2;
+    if (i % 2 == 0) requests[i].allowed_mask = mask;
+  }
+  for (const int num_drafts : {0, 5}) {
+    SCOPED_TRACE(num_drafts);
+    std::vector<Answer> plain;
+    {
+      RealEngine engine(NanoWithDrafts(), DraftOptionsOf(num_drafts));
+      plain = RunAll(*engine.core, requests);
+    }
+    EngineCoreOptions o = DraftOptionsOf(num_drafts);
+    const auto slots = ModelSlots::Create(NanoWithDrafts(), o.scheduler.num_blocks, o.scheduler.num_state_slots(),
+                                          o.scheduler.prefix_cache.num_state_records)
+                           .value();
+    BestFinder finder(*slots);
+    const auto core = EngineCore::Create(finder, std::move(o)).value();
+    const auto answers = RunAll(*core, requests);
+    for (size_t i = 0; i < requests.size(); ++i) ExpectSame(answers[i], plain[i], "request " + std::to_string(i));
+    EXPECT_GT(finder.num_found(), 100);
+    // One after the other: passes whose rows are all greedy and free.
+    if (num_drafts == 0) continue;
+    for (const EngineRequest& request : requests) {
+      if (!request.params.is_greedy() || request.params.has_penalties()) continue;
+      ExpectSame(Collect(*core->Submit(request).value()).front(), plain[static_cast<size_t>(&request - requests.data())], "alone");
+    }
+    core->Drain();
+    EXPECT_GT(finder.num_best_passes(), 10);
   }
 }
 

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <utility>
 
 #include "backends/cuda/ops/launch.h"
 #include "backends/cuda/ops/numbers.cuh"
@@ -56,6 +57,7 @@ __global__ void __cluster_dims__(kBlocks, 1, 1) __launch_bounds__(kThreads)
   const auto cluster = cooperative_groups::this_cluster();
   extern __shared__ float lanes[];  // all lanes in the first block, its own in the others
   __shared__ Best warp_best[kThreads / 32], block_best[kBlocks];
+  auto begun = cluster.barrier_arrive();  // memory of a block is there when the block has begun
   WaitForEarlier();
   const int64_t t = blockIdx.y;
   const float* row = x + t * stride;
@@ -75,6 +77,7 @@ __global__ void __cluster_dims__(kBlocks, 1, 1) __launch_bounds__(kThreads)
   }
   if ((threadIdx.x & 31) == 0) warp_best[threadIdx.x >> 5] = best;
   __syncthreads();
+  cluster.barrier_wait(std::move(begun));
   if (threadIdx.x < kBlocks) {
     Best all = warp_best[0];
     for (int w = 1; w < kThreads / 32; ++w)

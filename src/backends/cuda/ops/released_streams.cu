@@ -5,6 +5,7 @@
 #include <cooperative_groups.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "backends/cuda/ops/launch.h"
 #include "backends/cuda/ops/numbers.cuh"
@@ -32,6 +33,7 @@ __global__ void __cluster_dims__(kParts, 1, 1) __launch_bounds__(kThreads)
   __shared__ float warp_sums[kThreads / 32], part_sums[kParts];
   const int64_t t = blockIdx.y;
   const int column = (static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x)) * kPerThread;
+  auto begun = cluster.barrier_arrive();  // memory of a block is there when the block has begun
   const float4 weight = Load4(norm + column);
   WaitForEarlier();
   float* row = trunk.data + t * trunk.stride + column;
@@ -82,6 +84,7 @@ __global__ void __cluster_dims__(kParts, 1, 1) __launch_bounds__(kThreads)
   square = WarpSum(square);
   if ((threadIdx.x & 31) == 0) warp_sums[threadIdx.x >> 5] = square;
   __syncthreads();
+  cluster.barrier_wait(std::move(begun));
   if (threadIdx.x < kParts) {
     float sum = warp_sums[0];
 #pragma unroll
