@@ -78,7 +78,7 @@ Status ChooseEngramIo(const LoadOptions& options, const model::MemoryNeed& need,
 // What the keys of cached prefixes depend on. The weights' digest takes long to compute: a random one keeps the keys of
 // this process apart from all others, and nothing is stored.
 Result<CacheFingerprint> MakeFingerprint(const LoadOptions& options, model::Numerics numerics, const std::string& model_dir,
-                                         const model::ModelConfig& config) {
+                                         const model::ModelConfig& config, bool is_cpu) {
   CacheFingerprint print;
   std::error_code ignored;
   const std::filesystem::path path(options.model);
@@ -90,9 +90,9 @@ Result<CacheFingerprint> MakeFingerprint(const LoadOptions& options, model::Nume
   print.replay_window = static_cast<uint32_t>(config.sliding_window);
   // Other arithmetic than the release's belongs to the classes for experiments.
   const bool never_replays = options.batch_invariant || options.deterministic;
-  print.numerics_class = numerics != model::Numerics::kRelease ? 16 + static_cast<uint32_t>(numerics)
-                         : never_replays                       ? static_cast<uint32_t>(NumericsClass::kCpuDeterministic)
-                                                               : static_cast<uint32_t>(NumericsClass::kCpu);
+  const NumericsClass release = is_cpu ? never_replays ? NumericsClass::kCpuDeterministic : NumericsClass::kCpu
+                                       : never_replays ? NumericsClass::kCudaBatchInvariant : NumericsClass::kCuda;
+  print.numerics_class = numerics != model::Numerics::kRelease ? 16 + static_cast<uint32_t>(numerics) : static_cast<uint32_t>(release);
   return print;
 }
 
@@ -241,7 +241,7 @@ Result<AsyncEngine*> Engine::async_engine() {
   options.longest_model_len = parts.config.max_position_embeddings;
   options.token_blacklist = parts.token_blacklist;
   options.load_s = parts.load_s;
-  DI_ASSIGN_OR_RETURN(options.fingerprint, MakeFingerprint(load, parts.numerics, parts.model_dir, parts.config));
+  DI_ASSIGN_OR_RETURN(options.fingerprint, MakeFingerprint(load, parts.numerics, parts.model_dir, parts.config, parts.device->has_host_memory()));
   options.cache_salt = load.cache_salt;
   const std::array<uint8_t, 32> secret = RandomBytes();
   options.cache_secret.assign(secret.begin(), secret.end());
