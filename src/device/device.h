@@ -339,10 +339,11 @@ class Device {
   virtual void Experts(const Arithmetic& a, const ExpertArgs& args, int64_t rows) = 0;
 
   // ---- head ---------------------------------------------------------------------------------------------------------
-  // sum += x
-  virtual void AddFloats(const float* x, int64_t n, float* sum) = 0;
-  // ids[t] = index of the largest value of x[t, 0..width), the lower index on ties; rows `stride` apart.
-  virtual void ArgMax(const float* x, int64_t rows, int64_t width, int64_t stride, int32_t* ids, int64_t ids_stride) = 0;
+  // sum[t] += x[t], rows of `width` values.
+  virtual void AddFloats(const float* x, int64_t rows, int64_t width, int64_t x_stride, float* sum, int64_t sum_stride) = 0;
+  // ids[t * ids_stride] = index of the largest value of row t that its mask leaves, the lower index on ties. The temperature means
+  // nothing here.
+  virtual void ArgMax(const RowBestArgs& args, int32_t* ids, int64_t ids_stride) = 0;
   // Waits for the result. Devices that work in the host's memory have no use for it.
   virtual bool finds_best() const { return false; }
   virtual void FindBest(const RowBestArgs&, RowBest* /*host_out*/) {}

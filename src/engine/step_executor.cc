@@ -271,11 +271,13 @@ Status StepExecutor::RunDrafts(const StepPlan& plan, StepResult& result) {
         executor_.DraftsOf(executor_.slot_drafts_[i].slot)[static_cast<size_t>(position)] = tokens[i];
     }
 
-    bool takes_best() const override {
-      return std::ranges::all_of(executor_.draft_rows_, [this](const DraftOfRow& draft) {
+    bool TakesBest(std::vector<const std::vector<uint32_t>*>& masks) const override {
+      for (const DraftOfRow& draft : executor_.draft_rows_) {
         const GreedyRow greedy = executor_.sampler_.GreedyOf(plan_, plan_.rows[static_cast<size_t>(draft.row)]);
-        return greedy.is_greedy && greedy.mask == nullptr;
-      });
+        if (!greedy.is_greedy) return false;
+        masks.push_back(greedy.mask);
+      }
+      return true;
     }
 
    private:

@@ -195,15 +195,27 @@ Status Model::Impl::RunDraftBlock(std::span<const DraftChunk> chunks, int num_dr
   float* bias = ws.draft_bias.as<float>();
   device->Upload(tokens, draft_host_tokens.data(), n * 4);
   const int64_t stride = drafts * v;
+  draft_masks.clear();
+  const bool takes_best = chooser == nullptr || (!device->has_host_memory() && chooser->TakesBest(draft_masks));
+  device::RowBestArgs best{.x = nullptr, .rows = n, .width = v, .stride = stride, .inverse_temperature = 1, .host_masks = {}};
+  if (std::any_of(draft_masks.begin(), draft_masks.end(), [](const auto* mask) { return mask != nullptr; })) {
+    best_masks.clear();
+    for (const std::vector<uint32_t>* mask : draft_masks) {
+      DI_ASSIGN_OR_RETURN(const uint32_t* copy, DeviceMask(mask));
+      best_masks.push_back(copy);
+    }
+    best.host_masks = best_masks;
+  }
   for (int64_t j = 0; j < drafts; ++j) {
     // Row j of every block.
     const Act embed = Act{cat.Rows(j).Columns(h).data, block * (h + rank), cat.value_bytes};
     device->GatherRows(arithmetic, *weights.markov_embed, tokens + j * n, n, 1, rank, embed);
     device->Prepare(arithmetic, embed, n, rank, InputKind::kPlain, *low);
     device->MatMulFloat(*weights.markov_head, *low, bias, v);
-    for (int64_t s = 0; s < n; ++s) device->AddFloats(bias + s * v, v, logits_out + s * stride + j * v);
-    if (chooser == nullptr || (chooser->takes_best() && !device->has_host_memory())) {
-      device->ArgMax(logits_out + j * v, n, v, stride, tokens + (j + 1) * n, 1);
+    device->AddFloats(bias, n, v, v, logits_out + j * v, stride);
+    if (takes_best) {
+      best.x = logits_out + j * v;
+      device->ArgMax(best, tokens + (j + 1) * n, 1);
       continue;
     }
     if (device->has_host_memory()) {

@@ -689,6 +689,17 @@ Status Model::Impl::RunStepOps(std::span<const Piece> pieces, Tracer& tracer) {
   return Status::Ok();
 }
 
+Result<const uint32_t*> Model::Impl::DeviceMask(const std::vector<uint32_t>* mask) {
+  if (mask == nullptr) return static_cast<const uint32_t*>(nullptr);
+  device::Buffer& copy = device_masks[mask];
+  if (copy.data() == nullptr) {
+    const int64_t bytes = (config.vocab_size + 31) / 32 * 4;
+    DI_ASSIGN_OR_RETURN(copy, device->Allocate(bytes));
+    device->Upload(copy.data(), mask->data(), bytes);
+  }
+  return copy.as<const uint32_t>();
+}
+
 // Runs of rows that are wanted whole, and what there is to know of the others.
 Status Model::Impl::DownloadLogits(std::span<const SequenceChunk> chunks, int64_t num_logits) {
   const int64_t v = config.vocab_size;
@@ -701,14 +712,7 @@ Status Model::Impl::DownloadLogits(std::span<const SequenceChunk> chunks, int64_
     const uint32_t* mask = nullptr;
     if (chunk.best_only && !chunk.no_logits) {
       inverse_temperature = chunk.best_inverse_temperature;
-      if (chunk.best_mask != nullptr) {
-        device::Buffer& copy = device_masks[chunk.best_mask];
-        if (copy.data() == nullptr) {
-          DI_ASSIGN_OR_RETURN(copy, device->Allocate((v + 31) / 32 * 4));
-          device->Upload(copy.data(), chunk.best_mask->data(), (v + 31) / 32 * 4);
-        }
-        mask = copy.as<uint32_t>();
-      }
+      DI_ASSIGN_OR_RETURN(mask, DeviceMask(chunk.best_mask));
     }
     best_masks.insert(best_masks.end(), static_cast<size_t>(rows_of(chunk)), mask);
   }

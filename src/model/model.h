@@ -98,8 +98,12 @@ class DraftChooser {
   // `logits` [tokens.size(), vocab_size] as rows `stride` floats apart: draft `position` (0-based) of every chunk, the bias
   // of the tokens before it included. May change the rows. tokens[i] := the draft of chunk i.
   virtual void Choose(int position, float* logits, int64_t stride, std::span<int32_t> tokens) = 0;
-  // Choose would take the best token of every row: the pass may do so by itself.
-  virtual bool takes_best() const { return false; }
+  // True: Choose would take the best token that each chunk's mask leaves (a bit a token; null: all), so the pass may do that by
+  // itself. Masks as in SequenceChunk::best_mask.
+  virtual bool TakesBest(std::vector<const std::vector<uint32_t>*>& masks) const {
+    (void)masks;
+    return false;
+  }
 };
 
 struct DraftResult {

@@ -92,6 +92,7 @@ struct Model::Impl {
   std::vector<device::RowBest> bests;
   std::vector<const uint32_t*> best_masks;                                 // by logit row, on the device
   std::map<const std::vector<uint32_t>*, device::Buffer> device_masks;
+  std::vector<const std::vector<uint32_t>*> draft_masks;  // of a draft pass
 
   // Host staging of the step's metadata, reused.
   std::vector<int32_t> host_ids, host_positions, host_row_sequence, host_image_row, host_engram, host_group_positions,
@@ -133,6 +134,8 @@ struct Model::Impl {
   // The rows whose logits are wanted, into host_head_rows. Returns the first logits row, -1 for none.
   int64_t ListHeadRows(std::span<const Piece> pieces);
   void EngramRows(std::span<const Piece> pieces);
+  // The device's copy of a mask of SequenceChunk::best_mask; null for null.
+  Result<const uint32_t*> DeviceMask(const std::vector<uint32_t>* mask);
   Status DownloadLogits(std::span<const SequenceChunk> chunks, int64_t num_logits);
   Status RunStep(std::span<const Piece> pieces, TraceSink* sink);
   // The ops of a step from the embedding to the logits.

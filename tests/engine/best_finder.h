@@ -68,20 +68,23 @@ class BestFinder : public StepModel {
   }
   Status Draft(std::span<const SlotDraft> drafts, int num_drafts, model::DraftChooser& chooser, std::span<int32_t> tokens,
                std::span<float> confidence_logits) override {
-    if (!chooser.takes_best()) return model_.Draft(drafts, num_drafts, chooser, tokens, confidence_logits);
+    std::vector<const std::vector<uint32_t>*> masks;
+    if (!chooser.TakesBest(masks)) return model_.Draft(drafts, num_drafts, chooser, tokens, confidence_logits);
     class Best : public model::DraftChooser {
      public:
-      explicit Best(int width) : width_(width) {}
+      Best(int width, std::span<const std::vector<uint32_t>* const> masks) : width_(width), masks_(masks) {}
       void Choose(int, float* logits, int64_t stride, std::span<int32_t> chosen) override {
         for (size_t i = 0; i < chosen.size(); ++i) {
-          const float* row = logits + static_cast<int64_t>(i) * stride;
+          float* row = logits + static_cast<int64_t>(i) * stride;
+          if (masks_[i] != nullptr) sampling::GetRowOps().apply_mask(row, width_, masks_[i]->data());
           chosen[i] = static_cast<int32_t>(std::max_element(row, row + width_) - row);
         }
       }
 
      private:
       int width_;
-    } best(vocab_size());
+      std::span<const std::vector<uint32_t>* const> masks_;
+    } best(vocab_size(), masks);
     ++num_best_passes_;
     return model_.Draft(drafts, num_drafts, best, tokens, confidence_logits);
   }

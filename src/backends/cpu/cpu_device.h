@@ -99,8 +99,8 @@ class CpuDevice final : public device::Device {
   void Attention(const Arithmetic& a, const device::Step& step, const device::AttentionArgs& args) override;
   void Route(const device::RouterArgs& args, int64_t rows) override;
   void Experts(const Arithmetic& a, const device::ExpertArgs& args, int64_t rows) override;
-  void AddFloats(const float* x, int64_t n, float* sum) override;
-  void ArgMax(const float* x, int64_t rows, int64_t width, int64_t stride, int32_t* ids, int64_t ids_stride) override;
+  void AddFloats(const float* x, int64_t rows, int64_t width, int64_t x_stride, float* sum, int64_t sum_stride) override;
+  void ArgMax(const device::RowBestArgs& args, int32_t* ids, int64_t ids_stride) override;
 
  private:
   CpuDevice(int num_threads, CpuPinning pinning);

@@ -102,8 +102,8 @@ class CudaDevice final : public device::Device {
   void Attention(const Arithmetic& a, const device::Step& step, const device::AttentionArgs& args) override;
   void Route(const device::RouterArgs& args, int64_t rows) override;
   void Experts(const Arithmetic& a, const device::ExpertArgs& args, int64_t rows) override;
-  void AddFloats(const float* x, int64_t n, float* sum) override;
-  void ArgMax(const float* x, int64_t rows, int64_t width, int64_t stride, int32_t* ids, int64_t ids_stride) override;
+  void AddFloats(const float* x, int64_t rows, int64_t width, int64_t x_stride, float* sum, int64_t sum_stride) override;
+  void ArgMax(const device::RowBestArgs& args, int32_t* ids, int64_t ids_stride) override;
   bool finds_best() const override { return true; }
   void FindBest(const device::RowBestArgs& args, device::RowBest* host_out) override;
 
@@ -160,6 +160,8 @@ class CudaDevice final : public device::Device {
   Shadow* ShadowOf(const void* out);
   // A form for those who do not quantise what they read.
   InputView Quantized(const InputView& x, int64_t cols);
+  // Of every row, on the device: in `one` where all have the same one.
+  bool UploadMasks(std::span<const uint32_t* const> host_masks, const uint32_t*& one, const uint32_t* const*& all);
   void MatMulInto(const CudaMatrix& w, const CudaInput& x, int num_groups, bool round, F y);
   Result<device::Buffer> UploadPadded(std::span<const device::HostMatrix> parts, int64_t padded_cols);
   Result<device::Buffer> UploadScales(std::span<const device::HostMatrix> parts, int64_t padded_cols, int32_t& scale_shift);

@@ -247,17 +247,36 @@ void CudaDevice::Scale(const Arithmetic& a, Act x, int64_t rows, int64_t width, 
   if (width > kMaxIndexHeads) FlushJoined();
 }
 
-void CudaDevice::AddFloats(const float* x, int64_t n, float* sum) {
-  if (n <= 0) return;
+void CudaDevice::AddFloats(const float* x, int64_t rows, int64_t width, int64_t x_stride, float* sum, int64_t sum_stride) {
+  if (rows <= 0 || width <= 0) return;
   Begin();
-  LaunchAddFloats(stream_, x, n, sum);
+  LaunchAddFloats(stream_, x, rows, width, x_stride, sum, sum_stride);
   Check("AddFloats");
 }
 
-void CudaDevice::ArgMax(const float* x, int64_t rows, int64_t width, int64_t stride, int32_t* ids, int64_t ids_stride) {
-  if (rows <= 0) return;
+bool CudaDevice::UploadMasks(std::span<const uint32_t* const> host_masks, const uint32_t*& one, const uint32_t* const*& all) {
+  one = host_masks.empty() ? nullptr : host_masks[0];
+  all = nullptr;
+  if (std::none_of(host_masks.begin(), host_masks.end(), [one](const uint32_t* other) { return other != one; })) return true;
+  const auto bytes = static_cast<int64_t>(host_masks.size() * sizeof(one));
+  all = static_cast<const uint32_t* const*>(Grow(best_masks_, bytes));
+  if (all == nullptr) return false;
+  Upload(best_masks_.buffer.data(), host_masks.data(), bytes);
   Begin();
-  LaunchArgMax(stream_, x, rows, width, stride, ids, ids_stride);
+  return true;
+}
+
+void CudaDevice::ArgMax(const device::RowBestArgs& args, int32_t* ids, int64_t ids_stride) {
+  if (args.rows <= 0) return;
+  Begin();
+  const uint32_t* mask = nullptr;
+  const uint32_t* const* masks = nullptr;
+  if (!UploadMasks(args.host_masks, mask, masks)) return;
+  if (mask == nullptr && masks == nullptr) {
+    LaunchArgMax(stream_, args.x, args.rows, args.width, args.stride, ids, ids_stride);
+  } else {
+    LaunchMaskedArgMax(stream_, args, mask, masks, ids, ids_stride);
+  }
   Check("ArgMax");
 }
 
@@ -265,15 +284,9 @@ void CudaDevice::FindBest(const device::RowBestArgs& args, device::RowBest* host
   if (args.rows <= 0) return;
   Begin();
   auto* found = static_cast<device::RowBest*>(Grow(bests_, args.rows * static_cast<int64_t>(sizeof(device::RowBest))));
-  if (found == nullptr) return;
-  const uint32_t* mask = args.host_masks.empty() ? nullptr : args.host_masks[0];
+  const uint32_t* mask = nullptr;
   const uint32_t* const* masks = nullptr;
-  if (std::any_of(args.host_masks.begin(), args.host_masks.end(), [mask](const uint32_t* other) { return other != mask; })) {
-    masks = static_cast<const uint32_t* const*>(Grow(best_masks_, args.rows * static_cast<int64_t>(sizeof(mask))));
-    if (masks == nullptr) return;
-    Upload(best_masks_.buffer.data(), args.host_masks.data(), args.rows * static_cast<int64_t>(sizeof(mask)));
-    Begin();
-  }
+  if (found == nullptr || !UploadMasks(args.host_masks, mask, masks)) return;
   LaunchFindBest(stream_, args, mask, masks, found);
   Check("FindBest");
   Download(host_out, found, args.rows * static_cast<int64_t>(sizeof(device::RowBest)));

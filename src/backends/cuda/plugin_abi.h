@@ -17,7 +17,7 @@ inline constexpr uint32_t kPluginAbiVersion = 2;
 inline constexpr char kPluginFile[] = "libdeepinfer_cuda.so";
 inline constexpr char kPluginSymbol[] = "deepinfer_cuda_plugin";
 // Changes with every change of device/device.h or device/types.h that moves a virtual function or a field.
-inline constexpr char kPluginBuildId[] = "deepinfer-device-2";
+inline constexpr char kPluginBuildId[] = "deepinfer-device-3";
 
 struct PluginGpu {
   char name[256];

@@ -129,11 +129,36 @@ TEST_P(CudaProducts, ArgMaxTakesTheLowerIndexOfTies) {
   x[4096 + 4095] = 2.0f;
   const auto both = OnBoth([&](Side& side) {
     auto* ids = static_cast<int32_t*>(side.Make(3 * 4));
-    side->ArgMax(side.Put(x), 3, 4096, 4096, ids, 1);
+    side->ArgMax({.x = side.Put(x), .rows = 3, .width = 4096, .stride = 4096, .inverse_temperature = 1, .host_masks = {}}, ids, 1);
     return side.Get(ids, 3);
   });
   EXPECT_EQ(both.gpu, (std::vector<int32_t>{7, 4095, 0}));
   EXPECT_EQ(both.gpu, both.cpu);
+}
+
+TEST_P(CudaProducts, ArgMaxBehindMasksAndSumsOfRows) {
+  Random random(8);
+  constexpr int64_t kRows = 5, kWidth = 5000;
+  const auto x = random.Floats(kRows * kWidth), add = random.Floats(kRows * (kWidth + 8));
+  std::vector<uint32_t> first((kWidth + 31) / 32), second(first.size(), 0xffffffffu);
+  for (uint32_t& word : first) word = static_cast<uint32_t>(random.Bits());
+  const auto both = OnBoth([&](Side& side) {
+    auto* ids = static_cast<int32_t*>(side.Make(kRows * 4));
+    float* sum = side.Put(x);
+    side->AddFloats(side.Put(add), kRows, kWidth, kWidth + 8, sum, kWidth);
+    const uint32_t* const a = side.Put(first);
+    const uint32_t* const b = side.Put(second);
+    const uint32_t* mixed[kRows] = {a, nullptr, b, a, nullptr};
+    const uint32_t* same[kRows] = {a, a, a, a, a};
+    std::vector<int32_t> all;
+    for (const auto& masks : {mixed, same}) {
+      side->ArgMax({.x = sum, .rows = kRows, .width = kWidth, .stride = kWidth, .inverse_temperature = 1, .host_masks = {masks, kRows}}, ids, 1);
+      const auto some = side.Get(ids, kRows);
+      all.insert(all.end(), some.begin(), some.end());
+    }
+    return all;
+  });
+  EXPECT_EQ(both.cpu, both.gpu);
 }
 
 // ---- experts ------------------------------------------------------------------------------------------------------------

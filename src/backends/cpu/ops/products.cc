@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Weights, matrix products, norms.
+#include <limits>
 #include <cstring>
 
 #include <fmt/format.h>
@@ -116,14 +117,18 @@ void CpuDevice::Scale(const Arithmetic& a, Act x, int64_t rows, int64_t width, f
   for (int64_t t = 0; t < rows; ++t) row_ops_.scale(Row(x, t), width, factor, a.round_bf16);
 }
 
-void CpuDevice::AddFloats(const float* x, int64_t n, float* sum) { row_ops_.add(x, n, sum); }
+void CpuDevice::AddFloats(const float* x, int64_t rows, int64_t width, int64_t x_stride, float* sum, int64_t sum_stride) {
+  for (int64_t t = 0; t < rows; ++t) row_ops_.add(x + t * x_stride, width, sum + t * sum_stride);
+}
 
-void CpuDevice::ArgMax(const float* x, int64_t rows, int64_t width, int64_t stride, int32_t* ids, int64_t ids_stride) {
-  for (int64_t t = 0; t < rows; ++t) {
-    const float* row = x + t * stride;
+void CpuDevice::ArgMax(const device::RowBestArgs& args, int32_t* ids, int64_t ids_stride) {
+  for (int64_t t = 0; t < args.rows; ++t) {
+    const float* row = args.x + t * args.stride;
+    const uint32_t* mask = args.host_masks.empty() ? nullptr : args.host_masks[static_cast<size_t>(t)];
+    const auto value = [&](int64_t i) { return mask == nullptr || ((mask[i >> 5] >> (i & 31)) & 1u) != 0 ? row[i] : -std::numeric_limits<float>::infinity(); };
     int64_t best = 0;
-    for (int64_t i = 1; i < width; ++i)
-      if (row[i] > row[best]) best = i;
+    for (int64_t i = 1; i < args.width; ++i)
+      if (value(i) > value(best)) best = i;
     ids[t * ids_stride] = static_cast<int32_t>(best);
   }
 }

@@ -53,7 +53,7 @@ __device__ __forceinline__ bool IsBetter(const Best& a, const Best& b) {
 
 __global__ void __cluster_dims__(kBlocks, 1, 1) __launch_bounds__(kThreads)
     FindBestKernel(const float* x, int64_t width, int64_t stride, float inverse_temperature, const uint32_t* mask, const uint32_t* const* masks,
-                   int num_lanes, device::RowBest* out) {
+                   int num_lanes, device::RowBest* out, int32_t* ids, int64_t ids_stride) {
   const auto cluster = cooperative_groups::this_cluster();
   extern __shared__ float lanes[];  // all lanes in the first block, its own in the others
   __shared__ Best warp_best[kThreads / 32], block_best[kBlocks];
@@ -89,6 +89,10 @@ __global__ void __cluster_dims__(kBlocks, 1, 1) __launch_bounds__(kThreads)
 #pragma unroll
   for (int b = 1; b < kBlocks; ++b)
     if (IsBetter(block_best[b], best)) best = block_best[b];
+  if (ids != nullptr) {
+    if (blockIdx.x == 0 && threadIdx.x == 0) ids[t * ids_stride] = best.id;
+    return;
+  }
   // The sum takes the larger zero where a row's best is one: exp does not see the difference.
   const float max = __int_as_float(best.key ^ ((best.key >> 31) & 0x7fffffff));
 
@@ -117,7 +121,13 @@ void LaunchFindBest(cudaStream_t stream, const device::RowBestArgs& args, const 
   // sampling/draw.h NumLanes
   const int num_lanes = args.width >= kMaxLanes ? 2048 : static_cast<int>(std::bit_ceil(static_cast<uint64_t>(std::max<int64_t>(args.width, 1))));
   Start(FindBestKernel, dim3(kBlocks, static_cast<unsigned>(args.rows)), kThreads, static_cast<size_t>(num_lanes) * sizeof(float), stream, args.x,
-        args.width, args.stride, args.inverse_temperature, mask, masks, num_lanes, out);
+        args.width, args.stride, args.inverse_temperature, mask, masks, num_lanes, out, static_cast<int32_t*>(nullptr), int64_t{0});
+}
+
+void LaunchMaskedArgMax(cudaStream_t stream, const device::RowBestArgs& args, const uint32_t* mask, const uint32_t* const* masks, int32_t* ids,
+                        int64_t ids_stride) {
+  Start(FindBestKernel, dim3(kBlocks, static_cast<unsigned>(args.rows)), kThreads, 0, stream, args.x, args.width, args.stride, 1.0f, mask, masks, 0,
+        static_cast<device::RowBest*>(nullptr), ids, ids_stride);
 }
 
 }  // namespace deepinfer::cuda

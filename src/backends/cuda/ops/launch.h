@@ -137,12 +137,14 @@ int NormThreads(int64_t width);
 void LaunchRmsNorm(cudaStream_t stream, bool round, F in, const float* norm, int64_t rows, int64_t width, float eps, F out,
                    const QuantizedOut& quantized);
 void LaunchScale(cudaStream_t stream, bool round, F x, int64_t rows, int64_t width, float factor);
-void LaunchAddFloats(cudaStream_t stream, const float* x, int64_t n, float* sum);
+void LaunchAddFloats(cudaStream_t stream, const float* x, int64_t rows, int64_t width, int64_t x_stride, float* sum, int64_t sum_stride);
 void LaunchArgMax(cudaStream_t stream, const float* x, int64_t rows, int64_t width, int64_t stride, int32_t* ids, int64_t ids_stride);
 
 // ---- best.cu ------------------------------------------------------------------------------------------------------------
 // masks null: every row has `mask`, which may be null.
 void LaunchFindBest(cudaStream_t stream, const device::RowBestArgs& args, const uint32_t* mask, const uint32_t* const* masks, device::RowBest* out);
+void LaunchMaskedArgMax(cudaStream_t stream, const device::RowBestArgs& args, const uint32_t* mask, const uint32_t* const* masks, int32_t* ids,
+                        int64_t ids_stride);
 
 // ---- keys.cu ------------------------------------------------------------------------------------------------------------
 void LaunchRopeTables(cudaStream_t stream, const RopeTableList& list);

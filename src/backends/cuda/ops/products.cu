@@ -86,10 +86,10 @@ __global__ void ScaleKernel(bool round, F x, int64_t width, float factor) {
   for (int64_t c = threadIdx.x; c < width; c += blockDim.x) x.data[t * x.stride + c] = RoundIf(x.data[t * x.stride + c] * factor, round);
 }
 
-__global__ void AddFloatsKernel(const float* x, int64_t n, float* sum) {
+__global__ void AddFloatsKernel(const float* x, int64_t width, int64_t x_stride, float* sum, int64_t sum_stride) {
   WaitForEarlier();
   const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (i < n) sum[i] += x[i];
+  if (i < width) sum[blockIdx.y * sum_stride + i] += x[blockIdx.y * x_stride + i];
 }
 
 // The largest value, the lower index on ties. NaN is never larger.
@@ -160,8 +160,8 @@ void LaunchScale(cudaStream_t stream, bool round, F x, int64_t rows, int64_t wid
   Start(ScaleKernel, static_cast<unsigned>(rows), ThreadsFor(width), 0, stream, round, x, width, factor);
 }
 
-void LaunchAddFloats(cudaStream_t stream, const float* x, int64_t n, float* sum) {
-  Start(AddFloatsKernel, static_cast<unsigned>((n + 255) / 256), 256, 0, stream, x, n, sum);
+void LaunchAddFloats(cudaStream_t stream, const float* x, int64_t rows, int64_t width, int64_t x_stride, float* sum, int64_t sum_stride) {
+  Start(AddFloatsKernel, dim3(static_cast<unsigned>((width + 255) / 256), static_cast<unsigned>(rows)), 256, 0, stream, x, width, x_stride, sum, sum_stride);
 }
 
 void LaunchArgMax(cudaStream_t stream, const float* x, int64_t rows, int64_t width, int64_t stride, int32_t* ids, int64_t ids_stride) {
