@@ -6,6 +6,8 @@
 
 #include <fmt/format.h>
 
+#include "backends/cuda/kernels/kernel_set.h"
+
 namespace deepinfer::cuda {
 
 namespace {
@@ -38,10 +40,13 @@ Status CudaDevice::Init() {
   for (cudaEvent_t* event : {&fork_event_, &join_event_})
     if (const cudaError_t error = cudaEventCreateWithFlags(event, cudaEventDisableTiming); error != cudaSuccess)
       return CudaError(error, fmt::format("cannot use GPU {}", gpu_));
-  int major = 0;
-  if (const cudaError_t error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, gpu_); error != cudaSuccess)
-    return CudaError(error, fmt::format("cannot use GPU {}", gpu_));
-  packs_ = packs_ && major == 9;
+  int major = 0, minor = 0;
+  for (const auto& [value, attribute] : {std::pair<int*, cudaDeviceAttr>{&major, cudaDevAttrComputeCapabilityMajor}, {&minor, cudaDevAttrComputeCapabilityMinor}})
+    if (const cudaError_t error = cudaDeviceGetAttribute(value, attribute, gpu_); error != cudaSuccess)
+      return CudaError(error, fmt::format("cannot use GPU {}", gpu_));
+  // Few rows and many must come from kernels with the same sums.
+  const KernelSet kernels = KernelSetOf(major, minor);
+  packs_ = packs_ && kernels.has_stream && kernels.has_wgmma;
   memory_ = std::make_unique<MemoryPool>(stream_);
   DI_RETURN_IF_ERROR(ring_.Create(kUploadRing));
   return download_.Create(kDownloadRing);
@@ -51,7 +56,7 @@ CudaDevice::~CudaDevice() {
   if (stream_ != nullptr) Sync();
   DropGraphs();
   for (Scratch* scratch : {&mix_partial_, &copy_rows_, &scores_, &block_scores_, &act_, &quantized_, &plan_, &expert_sums_, &shared_act_,
-                           &shared_sums_, &query_, &new_keys_, &splits_, &bests_, &best_masks_})
+                           &shared_sums_, &query_, &new_keys_, &splits_, &best_masks_})
     scratch->buffer = device::Buffer();
   dense_workspaces_.clear();
   shadows_.clear();
@@ -298,6 +303,13 @@ void CudaDevice::Upload(void* to, const void* host_from, int64_t bytes) {
   uploads_.pieces[uploads_.count++] = {to, staged, bytes};
 }
 
+uint8_t* CudaDevice::TakeDownload(int64_t bytes) {
+  uint8_t* staged = download_.Take(bytes);
+  if (staged != nullptr) return staged;
+  Sync();
+  return download_.Take(bytes);
+}
+
 void CudaDevice::Download(void* host_to, const void* from, int64_t bytes) {
   Begin();
   JoinSide();
@@ -305,11 +317,7 @@ void CudaDevice::Download(void* host_to, const void* from, int64_t bytes) {
   const auto* at = static_cast<const uint8_t*>(from);
   while (bytes > 0) {
     const int64_t part = std::min(bytes, kDownloadRing);
-    uint8_t* staged = download_.Take(part);
-    if (staged == nullptr) {
-      Sync();
-      staged = download_.Take(part);
-    }
+    uint8_t* staged = TakeDownload(part);
     // A kernel begins sooner than the copy engine.
     constexpr int64_t kSmall = int64_t{128} << 10;
     cudaError_t error = cudaSuccess;

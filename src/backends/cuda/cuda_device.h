@@ -165,6 +165,8 @@ class CudaDevice final : public device::Device {
   void MatMulInto(const CudaMatrix& w, const CudaInput& x, int num_groups, bool round, F y);
   Result<device::Buffer> UploadPadded(std::span<const device::HostMatrix> parts, int64_t padded_cols);
   Result<device::Buffer> UploadScales(std::span<const device::HostMatrix> parts, int64_t padded_cols, int32_t& scale_shift);
+  // Pinned memory for results, free again with the next Sync().
+  uint8_t* TakeDownload(int64_t bytes);
   void UploadLarge(void* to, const void* host_from, int64_t bytes);
 
   // ---- released shapes (cuda_released.cc) ----
@@ -249,7 +251,7 @@ class CudaDevice final : public device::Device {
   } expand_;
 
   Scratch mix_partial_, copy_rows_, scores_, block_scores_, act_, quantized_;
-  Scratch plan_, expert_sums_, shared_act_, shared_sums_, query_, new_keys_, splits_, bests_, best_masks_;
+  Scratch plan_, expert_sums_, shared_act_, shared_sums_, query_, new_keys_, splits_, best_masks_;
   std::map<int, device::Buffer> dense_workspaces_;  // by the rows of a matrix
   std::vector<Shadow> shadows_;
 

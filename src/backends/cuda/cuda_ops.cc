@@ -2,6 +2,7 @@
 //
 // The ops of the device interface: shapes to launches, and which of them run together or beside the others.
 #include <algorithm>
+#include <cstring>
 
 #include "backends/cuda/cuda_device.h"
 
@@ -283,13 +284,18 @@ void CudaDevice::ArgMax(const device::RowBestArgs& args, int32_t* ids, int64_t i
 void CudaDevice::FindBest(const device::RowBestArgs& args, device::RowBest* host_out) {
   if (args.rows <= 0) return;
   Begin();
-  auto* found = static_cast<device::RowBest*>(Grow(bests_, args.rows * static_cast<int64_t>(sizeof(device::RowBest))));
+  JoinSide();
   const uint32_t* mask = nullptr;
   const uint32_t* const* masks = nullptr;
-  if (found == nullptr || !UploadMasks(args.host_masks, mask, masks)) return;
-  LaunchFindBest(stream_, args, mask, masks, found);
+  if (!UploadMasks(args.host_masks, mask, masks)) return;
+  // The kernel writes into the host's memory: nothing is left to fetch.
+  const auto bytes = static_cast<size_t>(args.rows) * sizeof(device::RowBest);
+  uint8_t* staged = TakeDownload(static_cast<int64_t>(bytes));
+  if (staged == nullptr) return Fail(Internal("more rows of logits than can be fetched at once"));
+  LaunchFindBest(stream_, args, mask, masks, reinterpret_cast<device::RowBest*>(staged));
   Check("FindBest");
-  Download(host_out, found, args.rows * static_cast<int64_t>(sizeof(device::RowBest)));
+  Sync();
+  std::memcpy(host_out, staged, bytes);
 }
 
 // ---- rotation, keys, caches ---------------------------------------------------------------------------------------------
