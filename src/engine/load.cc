@@ -280,6 +280,9 @@ Result<std::unique_ptr<Engine>> LoadEngine(LoadOptions options) {
   DI_ASSIGN_OR_RETURN(parts.config, model::ModelConfig::Load(parts.model_dir));
   DI_ASSIGN_OR_RETURN(parts.numerics, model::ParseNumerics(options.numerics));
   // Mistakes in the options are found before the weights are read.
+  if (options.max_model_len > parts.config.max_position_embeddings)
+    return InvalidArgument(fmt::format("max_model_len is {} but the checkpoint holds {} tokens; lower it", options.max_model_len,
+                                       parts.config.max_position_embeddings), "max_model_len");
   ModelFacts facts;
   facts.max_model_len = parts.config.max_position_embeddings;
   facts.window = parts.config.sliding_window;

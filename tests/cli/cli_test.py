@@ -111,6 +111,9 @@ class Basics(CliTest):
             with self.subTest(args=args):
                 self.refused(run(*args), 2, text)
 
+    def test_context_beyond_the_checkpoint(self):
+        self.refused(run("generate", "x", "--max-model-len", "999999"), 2, "max_model_len is 999999", "lower it")
+
     def test_empty_prompt_on_stdin(self):
         self.refused(run("generate"), 2, "prompt is empty")
 
