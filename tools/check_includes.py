@@ -23,7 +23,7 @@ ALLOWED = {
     "model": {"device", "comm", "core"},
     "sampling": {"device", "constrain", "core"},
     "cache": {"kvstore", "device", "core"},
-    "engine": {"model", "sampling", "cache", "constrain", "text", "vision", "comm", "device", "core"},
+    "engine": {"model", "sampling", "cache", "kvstore", "constrain", "text", "vision", "comm", "device", "core"},
     "cluster": {"engine", "kvstore", "comm", "core"},
     "protocols": {"text", "constrain", "core"},
     "server": {"protocols", "engine", "cluster", "net", "core"},

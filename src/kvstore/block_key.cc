@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "engine/prefix_key.h"
+#include "kvstore/block_key.h"
 
 #include <algorithm>
 #include <bit>
@@ -10,7 +10,7 @@
 
 #include "core/check.h"
 
-namespace deepinfer::engine {
+namespace deepinfer::kvstore {
 namespace {
 
 static_assert(std::endian::native == std::endian::little, "integers are hashed in memory order");
@@ -140,4 +140,4 @@ void ExtendKeys(const Key256& root, std::span<const int32_t> tokens, std::span<c
   }
 }
 
-}  // namespace deepinfer::engine
+}  // namespace deepinfer::kvstore

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The golden vectors of the key definition (kv-store.md 3.4 of the specification).
-#include "engine/prefix_key.h"
+#include "kvstore/block_key.h"
 
 #include <gtest/gtest.h>
 
 #include <numeric>
 
-namespace deepinfer::engine {
+namespace deepinfer::kvstore {
 namespace {
 
 Key256 Filled(uint8_t value) {
@@ -35,7 +35,7 @@ struct Golden {
   Key256 salt, root, key0;
 };
 
-TEST(PrefixKey, GoldenVectors) {
+TEST(BlockKey, GoldenVectors) {
   Golden g;
   EXPECT_EQ(g.salt.ToHex(), "40317a5b3e0864a74cef59612b93704139184d069824fb6a7480f2087d6391ae");
   EXPECT_EQ(g.root.ToHex(), "6b7ec48a94bdc2c60ab3c65feba921f0350456db8e8facc5efffa8520bc9c4e4");
@@ -52,7 +52,7 @@ TEST(PrefixKey, GoldenVectors) {
   EXPECT_EQ(StateKey(g.key0).ToHex(), "3c6c5795b76d36bf8f69ccbbba5898193d7839ce7a4f819408cf15e6cfc1aa4e");
 }
 
-TEST(PrefixKey, ImagesThatTouchABlockAreInItsKey) {
+TEST(BlockKey, ImagesThatTouchABlockAreInItsKey) {
   Golden g;
   const ImageSpan image{Filled(0xAB), 100, 60};
   const Key256 key0 = BlockKey(g.root, 0, g.block0, {&image, 1});
@@ -62,13 +62,13 @@ TEST(PrefixKey, ImagesThatTouchABlockAreInItsKey) {
   EXPECT_EQ(BlockKey(g.root, 0, g.block0, {&later, 1}), g.key0);
 }
 
-TEST(PrefixKey, ImageDigestHashesPixels) {
+TEST(BlockKey, ImageDigestHashesPixels) {
   std::vector<uint8_t> pixels(18);
   std::iota(pixels.begin(), pixels.end(), uint8_t{0});
   EXPECT_EQ(ImageDigest("pp1", 2, 3, pixels).ToHex(), "0c17a081179b9059368e9bb9d901cdd099a3f00ec0ecad6d8d7b12eaa870079d");
 }
 
-TEST(PrefixKey, ExtendKeysStopsAtFullBlocks) {
+TEST(BlockKey, ExtendKeysStopsAtFullBlocks) {
   Golden g;
   std::vector<int32_t> tokens(300);
   std::iota(tokens.begin(), tokens.end(), 0);
@@ -82,4 +82,4 @@ TEST(PrefixKey, ExtendKeysStopsAtFullBlocks) {
 }
 
 }  // namespace
-}  // namespace deepinfer::engine
+}  // namespace deepinfer::kvstore
