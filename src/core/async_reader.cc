@@ -103,6 +103,11 @@ void ReadBatch::Wait() const {
   done_.wait(lock, [this] { return pending_ == 0; });
 }
 
+bool ReadBatch::WaitFor(std::chrono::nanoseconds duration) const {
+  std::unique_lock<std::mutex> lock(mutex_);
+  return done_.wait_for(lock, duration, [this] { return pending_ == 0; });
+}
+
 Status ReadBatch::status() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return status_;

@@ -10,6 +10,7 @@
 #include <sys/types.h>
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <memory>
@@ -81,6 +82,8 @@ class ReadBatch {
   // True when nothing is under way: the buffers belong to the caller again.
   bool is_done() const;
   void Wait() const;
+  // False if it is not done after that long.
+  bool WaitFor(std::chrono::nanoseconds duration) const;
   // Of the failed read that was submitted first; valid when done.
   Status status() const;
   // Forgets the error. When done only.
