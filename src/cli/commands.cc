@@ -33,6 +33,10 @@ std::span<const Command> Commands() {
       DebugLogitsCommand(),
       DebugDraftCommand(),
       DebugGrammarCommand(),
+      KvStoreStatsCommand(),
+      KvStoreScrubCommand(),
+      KvStoreGcCommand(),
+      KvStorePurgeCommand(),
       CompletionCommand(),
   };
   return commands;

@@ -38,6 +38,10 @@ Command EvalNllCommand();
 Command EvalReplayCommand();
 Command GenerateCommand();
 Command InspectCommand();
+Command KvStoreGcCommand();
+Command KvStorePurgeCommand();
+Command KvStoreScrubCommand();
+Command KvStoreStatsCommand();
 Command ServeCommand();
 Command DownloadCommand();
 
