@@ -130,11 +130,11 @@ double RetentionPolicy::Age(const BlockEntry& entry, uint32_t now_s) const {
 }
 
 // Entries that were seen lately, so that the prompt of a long conversation is found without a walk through the table for each
-// of its blocks. Four ways; memory is taken as it fills. Thread-safe.
+// of its blocks. Eight ways; memory is taken as it fills. Thread-safe.
 class BlockIndex::EntryCache {
  public:
   static constexpr size_t kNumSlots = size_t{1} << 21;  // 192 MiB when full
-  static constexpr size_t kWays = 4;
+  static constexpr size_t kWays = 8;
 
   EntryCache() : slots_(static_cast<Slot*>(std::calloc(kNumSlots, sizeof(Slot)))) { DI_CHECK(slots_ != nullptr) << "no memory"; }
 
