@@ -741,6 +741,26 @@ class Bench(CliTest):
                 self.refused(run("bench", *args), 2, text)
 
 
+class KvStore(CliTest):
+    def test_commands_on_an_empty_store(self):
+        with tempfile.TemporaryDirectory() as path:
+            self.refused(run("kv-store", "stats", path), 3, "no block store")
+            with open(os.path.join(path, "FORMAT"), "w") as file:
+                file.write("DIKV 1\n" + "0123456789abcdef" * 2 + "\n")
+            stats = run("kv-store", "stats", path, "--json")
+            if b"built without RocksDB" in stats.stderr:
+                raise unittest.SkipTest("this build has no RocksDB")
+            self.assertEqual(stats.returncode, 0, stats.stderr)
+            self.assertEqual(json.loads(stats.stdout)["blocks"], 0)
+            self.assertEqual(json.loads(run("kv-store", "scrub", path, "--json").stdout)["problems"], [])
+            self.assertEqual(json.loads(run("kv-store", "gc", path, "--json").stdout)["blocks"], 0)
+            self.assertEqual(json.loads(run("kv-store", "purge", path, "class", "chat", "--json").stdout)["purged_blocks"], 0)
+            self.refused(run("kv-store", "purge", path, "color", "red"), 2, "cannot be purged")
+            with open(os.path.join(path, "FORMAT"), "w") as file:
+                file.write("DIKV 2\n")
+            self.refused(run("kv-store", "stats", path), 3, "FORMAT says version")
+
+
 class Logs(CliTest):
     def test_json_lines(self):
         result = run("generate", "--max-tokens", "1", "--log-format", "json", stdin=b"a\xff", env=environment(DEEPINFER_MAX_TOKENZ='"\n'))
