@@ -51,7 +51,8 @@ say() { printf '\033[1m== %s\033[0m\n' "$*"; }
 
 # --- packages -------------------------------------------------------------------------------------------------------------
 BASE_PACKAGES=(g++ cmake ninja-build pkg-config git ca-certificates libfmt-dev libspdlog-dev libcli11-dev libtomlplusplus-dev
-  nlohmann-json3-dev libssl-dev prometheus-cpp-dev libboost-dev liburing-dev libxxhash-dev librocksdb-dev)
+  nlohmann-json3-dev libssl-dev prometheus-cpp-dev libboost-dev liburing-dev libxxhash-dev librocksdb-dev libjpeg62-turbo-dev
+  libpng-dev libwebp-dev zlib1g-dev)
 TEST_PACKAGES=(libgtest-dev libgmock-dev libbenchmark-dev python3 python3-dev python3-venv python3-pip clang-16
   libclang-rt-16-dev mold)
 PIP_PACKAGES=(nanobind scikit-build-core pytest build jsonschema openai anthropic schemathesis pyyaml)

@@ -11,6 +11,7 @@ option(DEEPINFER_INSTALL "install the program, the library and the demo model" $
 option(DEEPINFER_WERROR "treat warnings in our code as errors" OFF)
 set(DEEPINFER_XGRAMMAR AUTO CACHE STRING "structured outputs with xgrammar: AUTO (if third_party/cache has it), ON, OFF")
 set(DEEPINFER_ROCKSDB AUTO CACHE STRING "index of the persistent prefix cache: AUTO (if RocksDB is there and CUDA is OFF), ON, OFF")
+set(DEEPINFER_VISION_CODECS AUTO CACHE STRING "image decoding with libjpeg-turbo, libpng and libwebp: AUTO (if they are there), ON, OFF")
 set(DEEPINFER_URING AUTO CACHE STRING "asynchronous file reads through liburing: AUTO (if it is there), ON, OFF")
 set(DEEPINFER_UNITY OFF CACHE STRING "compile several files as one: OFF, TESTS (tests only), ON; for builds from nothing")
 set(DEEPINFER_PCH AUTO CACHE STRING "precompiled headers: ON, OFF, AUTO (ON without ccache)")
