@@ -46,12 +46,7 @@ std::vector<FooterEntry> EntriesOf(std::span<const uint8_t> file, uint64_t& end)
   std::vector<FooterEntry> entries;
   end = ScanRecords(file, [&](const RecordHeader& header, uint64_t offset) {
     if (header.type != RecordType::kBlock) return;
-    entries.push_back({.key = header.key,
-                       .offset = offset,
-                       .payload_len = header.payload_len,
-                       .block_index = header.block_index,
-                       .parent_low64 = KeyLow64(header.parent),
-                       .flags = header.flags});
+    entries.push_back(FooterEntryOf(header, offset));
   });
   return entries;
 }

@@ -51,6 +51,15 @@ Result<RetentionClass> ParseClass(std::string_view name) {
 
 uint64_t KeyLow64(const Key256& key) { return GetField<uint64_t>(key.bytes, 0); }
 
+FooterEntry FooterEntryOf(const RecordHeader& header, uint64_t offset) {
+  return {.key = header.key,
+          .offset = offset,
+          .payload_len = header.payload_len,
+          .block_index = header.block_index,
+          .parent_low64 = KeyLow64(header.parent),
+          .flags = header.flags};
+}
+
 uint64_t HeaderHash(std::span<const uint8_t> bytes) { return XXH3_64bits(bytes.data(), bytes.size()); }
 
 std::array<uint64_t, 2> PayloadHash(std::span<const uint8_t> payload) {

@@ -87,6 +87,8 @@ struct Footer {
 
 // First eight bytes of a key as they are in memory.
 uint64_t KeyLow64(const Key256& key);
+// What the footer says of the record at `offset`.
+FooterEntry FooterEntryOf(const RecordHeader& header, uint64_t offset);
 // XXH3-64: of headers and footers.
 uint64_t HeaderHash(std::span<const uint8_t> bytes);
 std::array<uint64_t, 2> PayloadHash(std::span<const uint8_t> payload);

@@ -80,12 +80,7 @@ Result<uint64_t> SegmentWriter::Append(RecordHeader header, std::span<const uint
   std::copy(payload.begin(), payload.end(), at.begin() + kRecordHeaderBytes);
   std::fill(at.begin() + kRecordHeaderBytes + static_cast<std::ptrdiff_t>(payload.size()), at.end(), uint8_t{0});
   buffered_ += bytes;
-  entries_.push_back({.key = header.key,
-                      .offset = offset,
-                      .payload_len = header.payload_len,
-                      .block_index = header.block_index,
-                      .parent_low64 = KeyLow64(header.parent),
-                      .flags = header.flags});
+  entries_.push_back(FooterEntryOf(header, offset));
   return offset;
 }
 

@@ -53,6 +53,18 @@ std::vector<HostMatrix> Joined(std::span<const HostMatrix> parts) {
   return joined;
 }
 
+DenseArgs ProductOf(const PackedMatrix& w, const InputView& x) {
+  DenseArgs args;
+  args.layout = w.layout;
+  args.weights = w.data.as<uint8_t>();
+  args.x = static_cast<const __nv_bfloat16*>(x.values);
+  args.ldx = x.stride;
+  args.tokens = static_cast<int>(x.rows);
+  args.workspace = w.workspace;
+  args.dependent = true;
+  return args;
+}
+
 // The kernels for many rows know these; those for few rows know more.
 bool HasBothForms(PackedKind kind, int64_t cols) { return kind != PackedKind::kBf16 || cols == 5120; }
 
@@ -170,19 +182,12 @@ InputView CudaDevice::Bf16Of(const CudaInput& x) {
 }
 
 void CudaDevice::PackedMatMul(cudaStream_t stream, const PackedMatrix& w, const InputView& x, int num_groups, OutputType out, void* y, int64_t ldy) {
-  DenseArgs args;
-  args.layout = w.layout;
-  args.weights = w.data.as<uint8_t>();
-  args.x = static_cast<const __nv_bfloat16*>(x.values);
-  args.ldx = x.stride;
-  args.tokens = static_cast<int>(x.rows);
+  DenseArgs args = ProductOf(w, x);
   args.num_groups = num_groups;
   args.y = y;
   args.ldy = ldy;
   args.out = out;
-  args.workspace = w.workspace;
   args.fast = is_fast_;
-  args.dependent = true;
   if (const cudaError_t error = LaunchDense(args, stream); error != cudaSuccess) Fail(CudaError(error, "MatMul"));
 }
 
@@ -198,11 +203,7 @@ void CudaDevice::PackedExperts(const Arithmetic& a, const CudaExpertBank& bank, 
   void* shared_sums = Grow(shared_sums_, rows * kExpertHidden * value_bytes);
   if (plan == nullptr || act == nullptr || sums == nullptr || shared_act == nullptr || shared_sums == nullptr) return;
 
-  DenseArgs up;
-  up.layout = bank.packed_shared_gate_up.layout;
-  up.weights = bank.packed_shared_gate_up.data.as<uint8_t>();
-  up.x = static_cast<const __nv_bfloat16*>(x.values);
-  up.ldx = x.stride;
+  DenseArgs up = ProductOf(bank.packed_shared_gate_up, x);
   up.tokens = static_cast<int>(rows);
   up.y = shared_act;
   up.ldy = kExpertWidth;
@@ -210,7 +211,6 @@ void CudaDevice::PackedExperts(const Arithmetic& a, const CudaExpertBank& bank, 
   up.swiglu_limit = args.swiglu_limit;
   up.round_bf16 = a.round_bf16;
   up.fast = is_fast_;
-  up.dependent = true;
 
   ExpertsArgs e;
   e.plan = PlanViews(plan, rows, args.num_chosen, num_experts);

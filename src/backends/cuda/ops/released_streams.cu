@@ -173,7 +173,6 @@ void LaunchMixRows(cudaStream_t stream, const float* fn, F trunk, int64_t rows, 
 
 void LaunchReleasedCollapse(cudaStream_t stream, bool round, const ExpandPart& expand, F trunk, const float* pre, int64_t rows, const float* norm,
                             float eps, F collapsed, F x, const QuantizedOut& out) {
-  // A grid's second dimension ends at 65,535.
   Start(ReleasedCollapseKernel, dim3(kParts, static_cast<unsigned>(rows)), kThreads, 0, stream, round, expand, trunk, pre, norm, eps, collapsed, x, out);
 }
 
