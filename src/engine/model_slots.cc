@@ -75,9 +75,7 @@ Result<std::span<const float>> ModelSlots::Forward(std::span<const SlotChunk> ch
     out.all_logits = chunk.logits == LogitRows::kAll;
     out.no_logits = chunk.logits == LogitRows::kNone;
     out.write_floor = chunk.write_floor;
-    out.best_only = chunk.greedy.is_greedy;
-    out.best_inverse_temperature = chunk.greedy.inverse_temperature;
-    out.best_mask = chunk.greedy.mask;
+    out.greedy = chunk.greedy;
   }
   return model_.Forward(chunks_);
 }

@@ -17,12 +17,7 @@
 
 namespace deepinfer::engine {
 
-// A row whose token is the best one that its mask leaves: see model::SequenceChunk::best_only.
-struct GreedyRow {
-  bool is_greedy = false;
-  float inverse_temperature = 1;
-  const std::vector<uint32_t>* mask = nullptr;
-};
+using model::GreedyRow;
 
 struct SlotChunk {
   int32_t slot = 0;

@@ -710,9 +710,9 @@ Status Model::Impl::DownloadLogits(std::span<const SequenceChunk> chunks, int64_
   best_masks.clear();
   for (const SequenceChunk& chunk : chunks) {
     const uint32_t* mask = nullptr;
-    if (chunk.best_only && !chunk.no_logits) {
-      inverse_temperature = chunk.best_inverse_temperature;
-      DI_ASSIGN_OR_RETURN(mask, DeviceMask(chunk.best_mask));
+    if (chunk.greedy.is_greedy && !chunk.no_logits) {
+      inverse_temperature = chunk.greedy.inverse_temperature;
+      DI_ASSIGN_OR_RETURN(mask, DeviceMask(chunk.greedy.mask));
     }
     best_masks.insert(best_masks.end(), static_cast<size_t>(rows_of(chunk)), mask);
   }
@@ -724,7 +724,7 @@ Status Model::Impl::DownloadLogits(std::span<const SequenceChunk> chunks, int64_
   };
   for (const SequenceChunk& chunk : chunks) {
     const int64_t rows = rows_of(chunk);
-    if (has_best && chunk.best_only) {
+    if (has_best && chunk.greedy.is_greedy) {
       download(row);
       begin = row + rows;
     }

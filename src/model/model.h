@@ -63,18 +63,21 @@ struct TraceSink {
 class Sequence;    // model/sequence.h
 class StageClock;  // model/stage_clock.h
 
+// Of the logits just what a greedy choice needs (Model::bests), where the device finds it; they are not downloaded then.
+struct GreedyRow {
+  bool is_greedy = false;
+  float inverse_temperature = 1;  // the same in all chunks of a call
+  // Host, a bit a token, clear = left out; null = none. One of few that live as long as the model.
+  const std::vector<uint32_t>* mask = nullptr;
+};
+
 // One sequence's share of a step: `ids` are appended at the sequence's current length.
 struct SequenceChunk {
   Sequence* sequence = nullptr;
   std::span<const int32_t> ids;
   bool all_logits = false;  // logits of every row, else of the last row only
   bool no_logits = false;   // none (a chunk in the middle of a prompt)
-  // Of the logits just what a greedy choice needs (Model::bests), where the device finds it; they are not downloaded then. The
-  // inverse temperature is the same in all chunks of a call. best_mask (host, a bit a token, clear = left out; null = none) is one
-  // of few that live as long as the model.
-  bool best_only = false;
-  float best_inverse_temperature = 1;
-  const std::vector<uint32_t>* best_mask = nullptr;
+  GreedyRow greedy;
   // Decoder replay: length of the whole known token sequence, of which `ids` is a part. 0 = it ends with these ids. Read at
   // the first chunk of a sequence only.
   int64_t known_length = 0;
@@ -99,7 +102,7 @@ class DraftChooser {
   // of the tokens before it included. May change the rows. tokens[i] := the draft of chunk i.
   virtual void Choose(int position, float* logits, int64_t stride, std::span<int32_t> tokens) = 0;
   // True: Choose would take the best token that each chunk's mask leaves (a bit a token; null: all), so the pass may do that by
-  // itself. Masks as in SequenceChunk::best_mask.
+  // itself. Masks as in GreedyRow.
   virtual bool TakesBest(std::vector<const std::vector<uint32_t>*>& masks) const {
     (void)masks;
     return false;
@@ -138,8 +141,8 @@ class Model {
   // Runs the chunks of several sequences in one step. logits: rows of all chunks in order, [rows, V] float32; the span is
   // valid until the next call. Errors: kResourceExhausted (cache full, context exceeded).
   Result<std::span<const float>> Forward(std::span<const SequenceChunk> chunks, TraceSink* trace = nullptr);
-  // Of the newest call: by logit row, when a chunk was best_only and the device finds it; empty otherwise, all logits are there
-  // then. Logits of best_only rows are not.
+  // Of the newest call: by logit row, when a chunk was greedy and the device finds it; empty otherwise, all logits are there
+  // then. Logits of greedy rows are not.
   std::span<const device::RowBest> bests() const;
 
   // Drafts greedily after `next_token` (at position = sequence length), from the taps of the tokens processed so far.

@@ -134,7 +134,7 @@ struct Model::Impl {
   // The rows whose logits are wanted, into host_head_rows. Returns the first logits row, -1 for none.
   int64_t ListHeadRows(std::span<const Piece> pieces);
   void EngramRows(std::span<const Piece> pieces);
-  // The device's copy of a mask of SequenceChunk::best_mask; null for null.
+  // The device's copy of a mask of GreedyRow; null for null.
   Result<const uint32_t*> DeviceMask(const std::vector<uint32_t>* mask);
   Status DownloadLogits(std::span<const SequenceChunk> chunks, int64_t num_logits);
   Status RunStep(std::span<const Piece> pieces, TraceSink* sink);
