@@ -272,6 +272,8 @@ Result<std::unique_ptr<Engine>> LoadEngine(LoadOptions options) {
   }
   const bool is_dummy = options.load_format == "dummy";
 
+  // Threads of the engine log until it is destroyed: the log has to outlive it also where it is a static object.
+  spdlog::default_logger_raw();
   std::unique_ptr<Engine> engine(new Engine());
   Engine::Parts& parts = *engine->parts_;
   hub::LocateOptions locate;
